@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from operator import index
 
 import torch
 from torch import Tensor
 
+from headway.attention.backends.base import Backend
 from headway.attention.choice import current
 from headway.attention.masks import BoundMask, Mask, checked
 from headway.attention.masks.bounds import ordered_kind
-from headway.attention.plan import Plan, Policy, plan_attention
+from headway.attention.plan import Policy, name_at_trace_time, plan_attention
 from headway.attention.record import recording
+from headway.attention.registry import get_backend
 from headway.attention.result import AttentionResult
 from headway.attention.spec import AttentionSpec, Call
 
@@ -98,16 +101,21 @@ def _attention(q, k, v, mask, scale, softcap, bias, sinks, dropout_p, q_pos, kv_
         if backend == "auto" and layer is not None:
             backend = layer
     spec = describe(q, k, v, mask, softcap, bias, sinks, dropout_p, q_pos, kv_pos, scores, need)
-    plan = plan_attention(spec, backend, policy)
-    seen = recording.get()
-    if seen is not None:
-        seen.append((plan, (q.shape[0], q.shape[1], q.shape[2], k.shape[2])))
+    if spec.compiling:  # a name is a constant for Dynamo, a plan is not
+        key = name_at_trace_time(tuple(spec), backend, policy)
+        chosen = get_backend(key)
+    else:
+        plan = plan_attention(spec, backend, policy)
+        chosen, key = plan.backend, plan.state_key
+        seen = recording.get()
+        if seen is not None:
+            seen.append((plan, (q.shape[0], q.shape[1], q.shape[2], k.shape[2])))
     call = Call(spec.head_dim**-0.5 if scale is None else _finite(scale, "scale"), softcap, bias, sinks, dropout_p)
     state = None
     if mask is not None:
         bound = mask if isinstance(mask, BoundMask) else _bind(mask, q, k, q_pos, kv_pos)
-        state = prepared(plan, bound)
-    return plan.backend.run(q, k, v, state, call, spec)
+        state = prepared(chosen, key, bound, spec, policy)
+    return chosen.run(q, k, v, state, call, spec)
 
 
 def describe(
@@ -146,29 +154,33 @@ def describe(
         _check_bias(bias, (batch, heads, q_len, kv_len))
     if sinks is not None and (sinks.shape != (heads,) or not sinks.is_floating_point()):
         raise ValueError(f"sink_logits must be {heads} floats, one per query head; {tuple(sinks.shape)} {sinks.dtype} was given")
+    # head sizes are static, lengths are not: `index` and the branches make plain constants of them while tracing
+    one = True if q_len == 1 else False  # noqa: SIM210
+    square = True if q_len == kv_len else False  # noqa: SIM210
+    drops = True if dropout_p > 0.0 else False  # noqa: SIM210
     grad = torch.is_grad_enabled()
     bias_grad = grad and bias is not None and bias.requires_grad
     needs_grad = bias_grad or (
         grad and (q.requires_grad or k.requires_grad or v.requires_grad or (sinks is not None and sinks.requires_grad))
     )
     return AttentionSpec(
-        dtype, device.type, _capability(device) if device.type == "cuda" else None, dim, v.shape[3], heads // kv_heads,
-        q_len == 1, q_len == kv_len, needs_grad, torch.compiler.is_compiling(), kind, tensor_mask, positions,
-        softcap is not None, bias is not None, bias_grad, sinks is not None, dropout_p > 0.0, scores, need,
+        dtype, device.type, _capability(device) if device.type == "cuda" else None, index(dim), index(v.shape[3]),
+        index(heads // kv_heads), one, square, needs_grad, torch.compiler.is_compiling(), kind, tensor_mask, positions,
+        softcap is not None, bias is not None, bias_grad, sinks is not None, drops, scores, need,
     )  # fmt: skip
 
 
-def prepared(plan: Plan, bound: BoundMask):
-    """The state of the plan's backend for this mask; made once and kept with the mask."""
-    limit = plan.policy.max_dense_mask_mb
-    if limit is not None and any(a.code == "dense_mask" for a in plan.adaptations):
+def prepared(backend: Backend, key: str, bound: BoundMask, spec: AttentionSpec, policy: Policy):
+    """The state of `backend` for this mask; made once and kept with the mask."""
+    if policy.max_dense_mask_mb is not None and any(a.code == "dense_mask" for a in backend.adaptations(spec)):
         size = bound.batch * bound.q_len * bound.kv_len / 2**20
-        if size > limit:
+        if size > policy.max_dense_mask_mb:
             raise ValueError(
-                f"attention backend '{plan.backend.name}' needs a dense mask of {size:.1f} MiB; the policy allows {limit} MiB; "
-                "raise Policy(max_dense_mask_mb=...) or choose a backend that needs none, such as 'tiled'"
+                f"attention backend '{backend.name}' needs a dense mask of {size:.1f} MiB, the policy allows "
+                f"{policy.max_dense_mask_mb} MiB; raise Policy(max_dense_mask_mb=...) or choose a backend that needs none, "
+                "such as 'tiled'"
             )
-    return bound.once((plan.backend.name, plan.spec.dtype, plan.spec.group, plan.spec.decode), lambda: plan.backend.prepare(bound, plan.spec))
+    return bound.once(key, lambda: backend.prepare(bound, spec))
 
 
 def _bind(mask: Mask, q: Tensor, k: Tensor, q_pos, kv_pos) -> BoundMask:

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+
+import torch
 
 from headway.attention.plan import Policy
 from headway.attention.registry import get_backend
 
 _context: ContextVar[tuple[str, Policy] | None] = ContextVar("headway_attention_backend", default=None)
+
+
+class _Traced(threading.local):
+    """The same for compiled graphs: Dynamo can guard on a thread's attribute, not on a ContextVar."""
+
+    def __init__(self):
+        self.choice: tuple[str, Policy] | None = None
+
+
+_traced = _Traced()
 
 
 @contextmanager
@@ -20,13 +33,15 @@ def attention_backend(name: str = "auto", policy: Policy | None = None) -> Itera
     """
     if name != "auto":
         get_backend(name)
-    token = _context.set((name, policy or Policy()))
+    before, choice = _traced.choice, (name, policy or Policy())
+    token, _traced.choice = _context.set(choice), choice
     try:
         yield
     finally:
         _context.reset(token)
+        _traced.choice = before
 
 
 def current() -> tuple[str, Policy] | None:
     """What the innermost `attention_backend` block says, if any."""
-    return _context.get()
+    return _traced.choice if torch.compiler.is_compiling() else _context.get()

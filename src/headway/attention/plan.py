@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
+
 from headway.attention.backends.base import Adaptation, Backend, Reason
 from headway.attention.errors import BackendRefused
 from headway.attention.registry import backends, get_backend
@@ -41,6 +43,11 @@ class Plan:
     passed: tuple[str, ...] = ()  # accepted, but only with a costly adaptation
     asked: str = "auto"
     policy: Policy = field(default_factory=Policy)
+    state_key: str = ""  # under which a bound mask keeps what `backend.prepare` gave
+
+    def __post_init__(self):
+        shared = (self.backend.name, self.spec.dtype, self.spec.group, self.spec.decode, self.spec.needs_grad)
+        object.__setattr__(self, "state_key", repr(shared))
 
     def explain(self, shape: tuple[int, int, int, int] | None = None) -> str:
         """What was chosen and why. `shape` = (B, Hq, Lq, Lk) adds the bytes of any dense mask or scores."""
@@ -76,6 +83,12 @@ def plan_attention(spec: AttentionSpec, backend: str = "auto", policy: Policy | 
     if plan is None:
         plan = _plans[key] = _choose(spec, policy) if backend == "auto" else _named(spec, backend, policy)
     return plan
+
+
+@torch.compiler.assume_constant_result
+def name_at_trace_time(spec: tuple, backend: str, policy: Policy) -> str:
+    """The planned backend's name while Dynamo traces: a pure function of static values, so its result is a constant."""
+    return plan_attention(AttentionSpec(*spec), backend, policy).backend.name
 
 
 def forget_plans() -> None:

@@ -88,8 +88,9 @@ def _merge_bands(literals: tuple[Mask, ...]) -> tuple[Mask, ...]:
         return rest
     lefts = [b.left for b in bands if b.left is not None]
     rights = [b.right for b in bands if b.right is not None]
-    band = Band(min(lefts, default=None), min(rights, default=None))
-    return rest if band == Band(None, None) and rest else (band, *rest)
+    if not lefts and not rights and rest:
+        return rest
+    return (Band(min(lefts) if lefts else None, min(rights) if rights else None), *rest)
 
 
 def kind_of(mask: Mask | None) -> str:
@@ -106,12 +107,10 @@ def kind_of(mask: Mask | None) -> str:
         return "predicate"
     if not union_is_interval(terms):
         return "dense"
-    if len(terms) == 1 and literals == [Band(None, 0)]:
-        return "causal"
     if any(isinstance(m, Segments | CuSegments) for m in literals):
         return "documents"
     if len(literals) == 1 and isinstance(literals[0], Band):
-        return "window"
+        return "causal" if literals[0].left is None and literals[0].right == 0 else "window"
     return "rows"
 
 
@@ -125,9 +124,13 @@ def union_is_interval(terms: tuple[Conjunction, ...]) -> bool:
         return False
     if len(terms) == 1:
         return True
-    if any(t.slotted != terms[0].slotted for t in terms):
+    if not all(_same(t.slotted, terms[0].slotted) for t in terms):
         return False
     return all(_open(t, "left") for t in terms) or all(_open(t, "right") for t in terms)
+
+
+def _same(a: tuple[Mask, ...], b: tuple[Mask, ...]) -> bool:
+    return len(a) == len(b) and all(x is y for x, y in zip(a, b))
 
 
 def _open(term: Conjunction, side: str) -> bool:
