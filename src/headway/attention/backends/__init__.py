@@ -1,5 +1,6 @@
 """The backends, one file each."""
 
 from headway.attention.backends.eager import Eager
+from headway.attention.backends.tiled import Tiled
 
-BUILT_IN = (Eager(),)
+BUILT_IN = (Eager(), Tiled())

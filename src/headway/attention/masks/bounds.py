@@ -47,6 +47,7 @@ def hull_bounds(terms: tuple[Conjunction, ...], bound) -> tuple[Tensor, Tensor]:
             torch.where(empty, other_lo, torch.where(other_empty, lo, torch.minimum(lo, other_lo))),
             torch.where(empty, other_hi, torch.where(other_empty, hi, torch.maximum(hi, other_hi))),
         )
+    lo, hi = torch.broadcast_tensors(lo, hi)
     return lo, torch.maximum(lo, hi)
 
 
@@ -179,11 +180,11 @@ def check_total(cu: Tensor, length: int, what: str) -> None:
 
 
 def tiles_of(lo: Tensor, hi: Tensor, rows: int) -> Tensor:
-    """Cuts each batch row's queries into tiles: (B or 1, Lq + 1, 4) int64 rows of (q0, k0, k1, full), q0 = Lq ends it.
+    """Cuts each batch row's queries into tiles: (B or 1, Lq + 1, 6) int64 rows, the last of them with q0 = Lq.
 
-    A tile is at most `rows` queries, its keys `[k0, k1)` are the hull of their bounds, `full` says that no query of it
-    leaves out a key of the hull. A tile ends early where going on would at least double the wasted entries: at the
-    edges of long documents, not of short ones.
+    A row is (q0, k0, k1, clean0, clean1, empty): queries from q0 to the next row's q0, at most `rows` of them; keys
+    `[k0, k1)`, the hull of their bounds; `[clean0, clean1)`, the keys that all of them see; whether one sees nothing. A
+    tile ends early where going on would waste more than it computes: at the edges of long documents, not of short ones.
     """
     return torch.ops.headway.tile_plan(lo, hi, rows)
 
@@ -191,7 +192,7 @@ def tiles_of(lo: Tensor, hi: Tensor, rows: int) -> Tensor:
 @torch.library.custom_op("headway::tile_plan", mutates_args=())
 def _tile_plan(lo: Tensor, hi: Tensor, rows: int) -> Tensor:
     batch, q_len = lo.shape
-    plan = torch.full((batch, q_len + 1, 4), q_len, dtype=torch.int64)
+    plan = torch.full((batch, q_len + 1, 6), q_len, dtype=torch.int64)
     for b in range(batch if q_len else 0):
         tiles = _cut(lo[b].cpu().numpy(), hi[b].cpu().numpy(), rows)
         plan[b, : len(tiles)] = torch.from_numpy(tiles)
@@ -200,11 +201,11 @@ def _tile_plan(lo: Tensor, hi: Tensor, rows: int) -> Tensor:
 
 @_tile_plan.register_fake
 def _(lo, hi, rows):
-    return torch.empty(lo.shape[0], lo.shape[1] + 1, 4, dtype=torch.int64)
+    return torch.empty(lo.shape[0], lo.shape[1] + 1, 6, dtype=torch.int64)
 
 
 def _cut(lo: np.ndarray, hi: np.ndarray, rows: int) -> np.ndarray:
-    """Tiles (n, 4) of one batch row."""
+    """Tiles (n, 6) of one batch row."""
     some = hi > lo
     first = np.where(some, lo, np.iinfo(np.int64).max)
     last = np.where(some, hi, 0)
@@ -226,8 +227,10 @@ def _cut(lo: np.ndarray, hi: np.ndarray, rows: int) -> np.ndarray:
     q0 = np.array(starts)
     k0, k1 = np.minimum.reduceat(first, q0), np.maximum.reduceat(last, q0)
     k0 = np.minimum(k0, k1)  # a tile of empty rows
-    full = (np.maximum.reduceat(lo, q0) <= k0) & (np.minimum.reduceat(hi, q0) >= k1)
-    return np.stack([q0, k0, k1, full], axis=1).astype(np.int64)
+    empty = np.logical_or.reduceat(~some, q0)
+    clean0 = np.where(empty, k1, np.maximum.reduceat(lo, q0))
+    clean1 = np.where(empty, k0, np.minimum.reduceat(hi, q0))
+    return np.stack([q0, k0, k1, clean0, clean1, empty], axis=1).astype(np.int64)
 
 
 SLACK = 64 * 256  # entries per head that cost no more than starting another tile
