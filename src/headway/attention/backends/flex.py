@@ -30,6 +30,9 @@ class Flex(Backend):
             no.append(Reason("backward", "flex has no backward pass on the CPU", "run it under torch.no_grad(), or use 'tiled'"))
         if spec.device == "cpu" and not has_compiler():
             no.append(Reason("compiler", "flex needs a C++ compiler on the CPU", "install one, or set CXX"))
+        if spec.device == "cpu" and spec.compiling and looks_up(spec):
+            text = "flex on the CPU cannot compile masks or biases that are looked up in tables for dynamic lengths"
+            no.append(Reason("compiling", text, "call it outside torch.compile, or use 'tiled'"))
         if spec.device == "cuda" and min(spec.head_dim, spec.value_dim) < 16:
             no.append(Reason("head_dim", f"flex needs head_dim >= 16, got {min(spec.head_dim, spec.value_dim)}", "use 'tiled'"))
         return no
@@ -45,21 +48,24 @@ class Flex(Backend):
     def run(self, q: Tensor, k: Tensor, v: Tensor, state, call: Call, spec: AttentionSpec) -> AttentionResult:
         from torch.nn.attention.flex_attention import flex_attention
 
-        kernel = flex_attention if spec.compiling else compiled()
+        # PyTorch's CPU template compiles look-ups for fixed lengths only: there each new shape compiles anew
+        kernel = flex_attention if spec.compiling else compiled(not (spec.device == "cpu" and looks_up(spec)))
         more = {"block_mask": state} if state is not None else {}
         want_lse = "lse" in spec.need
         if want_lse:
             more["return_lse"] = True
-        got = kernel(q, k, v, score_mod=score_mod(call), scale=call.scale, enable_gqa=spec.group != 1, **more)
+        got = kernel(q, k, v, score_mod=score_mod(call, q.device), scale=call.scale, enable_gqa=spec.group != 1, **more)
         out, lse = got if want_lse else (got, None)
         return AttentionResult(out, lse)
 
 
-def score_mod(call: Call):
+def score_mod(call: Call, device):
     """Soft cap, then bias, as FlexAttention's score_mod; None if there is neither."""
-    cap, bias = call.softcap, call.bias
-    if cap is None and bias is None:
+    bias = call.bias
+    if call.softcap is None and bias is None:
         return None
+    # a captured tensor: a captured number would be one more symbol to compile for
+    cap = None if call.softcap is None else torch.full((), call.softcap, device=device)
     if bias is not None:
         bias = bias.reshape((1,) * (4 - bias.dim()) + bias.shape)
         b_one, h_one, q_one, k_one = (n == 1 for n in bias.shape)
@@ -74,11 +80,22 @@ def score_mod(call: Call):
     return modify
 
 
+def looks_up(spec: AttentionSpec) -> bool:
+    """Whether the mask or bias reads tensors (ids, lengths, positions) besides comparing positions."""
+    return spec.mask not in ("none", "causal", "window") or spec.positions or (spec.bias and spec.mask != "none")
+
+
 @functools.cache
-def compiled():
+def compiled(dynamic: bool):
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention, dynamic=True)
+    run = torch.compile(flex_attention, dynamic=dynamic)
+
+    def loud(*args, **kwargs):  # past the limit of recompilations Dynamo would run the dense path without a word
+        with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True, recompile_limit=64):
+            return run(*args, **kwargs)
+
+    return loud
 
 
 @functools.cache

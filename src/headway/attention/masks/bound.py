@@ -95,8 +95,10 @@ class BoundMask:
 
     def to_mask_mod(self):
         """The mask as FlexAttention's `mask_mod(b, h, q, k)` over slots."""
-        mask = _by_ids(self.mask, self)
-        return lambda b, h, q, k: mask.keep(Point(self, b, h, q, k))
+        mask, q_pos = _by_ids(self.mask, self), self.q_positions
+        if q_pos is None:
+            q_pos = torch.full((), self.offset, device=self.device)
+        return lambda b, h, q, k: mask.keep(Point(self, q_pos, b, h, q, k))
 
     def to_block_mask(self, block: int = 128):
         """The mask as FlexAttention's `BlockMask`."""

@@ -38,12 +38,13 @@ class Grid:
 
 
 class Point:
-    """Entries given by index tensors `b, h, q, k` of one shape (0-d under FlexAttention's vmap)."""
+    """Entries given by index tensors `b, h, q, k` of one shape (0-d under FlexAttention's vmap); `q_pos` is the bound's
+    or, where queries just follow each other, the first of them: a mask_mod may look tensors up but not make them."""
 
-    def __init__(self, bound, b: Tensor, h: Tensor, q: Tensor, k: Tensor):
+    def __init__(self, bound, q_pos: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor):
         self.bound = bound
         self.b, self.h, self.q_index, self.k_index = b, h, q, k
-        self.q_pos = q + bound.offset if bound.q_positions is None else self.by_query(bound.q_pos)
+        self.q_pos = q + q_pos if q_pos.dim() == 0 else self.by_query(q_pos)
         self.k_pos = k if bound.kv_positions is None else self.by_key(bound.k_pos)
 
     def _row(self, t: Tensor) -> Tensor | int:
