@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -51,16 +52,20 @@ class Tile:
     n = (b1 - b0) * Hkv matrices of m = group * (q1 - q0) rows.
     """
 
-    def __init__(self, terms: Terms, q: Tensor, k: Tensor, v: Tensor, b: slice, q0: int, q1: int, plan: list[int], scratch: Tensor):
+    def __init__(self, terms: Terms, q: Tensor, k: Tensor, v: Tensor, b: slice, q0: int, q1: int, plan: list[int]):
         _, k0, k1, self.clean0, self.clean1, self.has_empty = plan
         self.terms, self.b, self.q0, self.q1, self.k0, self.k1 = terms, b, q0, q1, k0, k1
-        self.dtype, self.work, self.scratch = q.dtype, scratch.dtype, scratch
+        self.dtype, self.work, self.scratch = q.dtype, k.dtype, k
         self.heads, kv_heads = q.shape[1], k.shape[1]
         rows = slice(b.start * kv_heads, b.stop * kv_heads)
         self.n, self.m = rows.stop - rows.start, self.heads // kv_heads * (q1 - q0)
-        self.q = self.merge(q)
+        self.given_q = q
         self.k = k.flatten(0, 1)[rows, k0:k1]  # (n, nk, D)
         self.v = v.flatten(0, 1)[rows, k0:k1]
+
+    @cached_property
+    def q(self) -> Tensor:  # (n, m, D)
+        return self.merge(self.given_q)
 
     def rows(self, x: Tensor) -> Tensor:
         """The tile's part of a (B, Hq, Lq, c) tensor."""
@@ -114,7 +119,13 @@ class Tile:
         row = self.b.start if lo.shape[0] > 1 else 0
         lo, hi = lo[row, self.q0 : self.q1, None], hi[row, self.q0 : self.q1, None]
         column = torch.arange(c0, c1, device=s.device)
-        s[..., c0 - self.k0 : c1 - self.k0].masked_fill_((column < lo) | (column >= hi), -torch.inf)
+        outside = s.new_zeros(self.q1 - self.q0, c1 - c0).masked_fill_((column < lo) | (column >= hi), -torch.inf)
+        s[..., c0 - self.k0 : c1 - self.k0].add_(outside)  # broadcast addition is vectorised, masked_fill_ is not
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether every query of the tile sees every key of it."""
+        return self.k0 < self.k1 and self.clean0 <= self.k0 and self.clean1 >= self.k1
 
     @property
     def may_be_empty(self) -> bool:
@@ -135,29 +146,41 @@ class Tile:
         return kept.bernoulli_(1.0 - t.dropout_p, generator=generator).div_(1.0 - t.dropout_p)
 
 
-def tiles_in(terms: Terms, q: Tensor, k: Tensor, v: Tensor) -> Iterator[Tile]:
-    """The tiles of a call, with one scratch buffer for the scores of all of them. k and v in the working precision."""
-    batch, heads, q_len, _ = q.shape
+def tiles_in(terms: Terms, q: Tensor, k: Tensor, v: Tensor, scores: bool = True) -> Iterator[Tile]:
+    """The tiles of a call, with one scratch buffer for the scores of all of them. k and v in the working precision.
+
+    `scores` = False: those of clean tiles are not wanted, so the buffer need not hold them.
+    """
+    batch, q_len = q.shape[0], q.shape[2]
     plans = []
     for i in range(terms.tiles.shape[0]):
         b = slice(0, batch) if terms.tiles.shape[0] == 1 else slice(i, i + 1)
         plan = [row for row in terms.tiles[i].tolist() if row[0] < q_len]
         ends = [row[0] for row in plan[1:]] + [q_len]
         plans += [(b, row[0], end, row) for row, end in zip(plan, ends)]
-    size = max(((p[0].stop - p[0].start) * heads * (p[2] - p[1]) * (p[3][2] - p[3][1]) for p in plans), default=0)
-    scratch = k.new_empty(size)
-    for b, q0, q1, row in plans:
-        yield Tile(terms, q, k, v, b, q0, q1, row, scratch)
+    found = [Tile(terms, q, k, v, b, q0, q1, row) for b, q0, q1, row in plans]
+    sizes = [t.n * t.m * (t.k1 - t.k0) for t in found if scores or not t.is_clean]
+    scratch = k.new_empty(max(sizes, default=0))
+    for tile in found:
+        tile.scratch = scratch
+        yield tile
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms, need_lse: bool, need_weights: bool):
     """out (B, Hq, Lq, Dv) like q; lse (B, Hq, Lq) and weights (B, Hq, Lq, Lk) in the working precision, or empty."""
     work = torch.promote_types(q.dtype, torch.float32)
-    k, v = k.to(work), v.to(work)
+    given, k, v = (k, v), k.to(work), v.to(work)
+    whole = not need_weights and _serves_whole_tiles(terms, q, v)
     out = q.new_empty(*q.shape[:3], v.shape[3])
     lse = k.new_empty((*q.shape[:3], 1) if need_lse else 0)
     weights = k.new_zeros((*q.shape[:3], k.shape[2]) if need_weights else 0)
-    for tile in tiles_in(terms, q, k, v):
+    for tile in tiles_in(terms, q, k, v, scores=not whole):
+        if whole and tile.is_clean:
+            o, total = _whole_tile(tile, q, *given)
+            tile.rows(out).copy_(o)
+            if need_lse:
+                tile.rows(lse).copy_(total.unsqueeze(-1))
+            continue
         o, total, p = _forward_tile(tile, need_lse)
         tile.rows(out).copy_(tile.split(o))
         if need_lse:
@@ -165,6 +188,20 @@ def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms, need_lse: bool, need_
         if need_weights:
             tile.rows(weights)[..., tile.k0 : tile.k1] = tile.split(p)
     return out, lse.squeeze(-1), weights
+
+
+def _serves_whole_tiles(terms: Terms, q: Tensor, v: Tensor) -> bool:
+    """Whether PyTorch's CPU flash kernel means the same for a tile that needs no masking."""
+    extras = (terms.rest, terms.bias, terms.sinks, terms.seed)
+    if q.device.type != "cpu" or q.shape[3] != v.shape[3] or terms.softcap or terms.round_scores:
+        return False
+    return all(x is None for x in extras)
+
+
+def _whole_tile(tile: Tile, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp, (b1 - b0, Hq, q1 - q0, ...), of a tile whose queries see all of its keys."""
+    k, v = k[tile.b, :, tile.k0 : tile.k1], v[tile.b, :, tile.k0 : tile.k1]
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(tile.rows(q), k, v, scale=tile.terms.scale)
 
 
 def _forward_tile(tile: Tile, need_lse: bool) -> tuple[Tensor, Tensor | None, Tensor]:

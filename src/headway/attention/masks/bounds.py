@@ -217,7 +217,7 @@ def _cut(lo: np.ndarray, hi: np.ndarray, rows: int) -> np.ndarray:
     for left, right in zip(edges[:-1], edges[1:]):
         if left > start:
             area = (right - start) * (reach[right - 1] - first[start:right].min())
-            if right - start > rows or (area > SLACK and area > 2 * (used[right] - used[start])):
+            if right - start > rows or (area > SLACK and area > 1.5 * (used[right] - used[start])):
                 starts.append(start)
                 start = left
         while right - start > rows:
