@@ -12,13 +12,11 @@ from headway.attention.backends.base import Backend
 from headway.attention.choice import current
 from headway.attention.masks import BoundMask, Mask, checked
 from headway.attention.masks.bounds import ordered_kind
-from headway.attention.plan import Policy, name_at_trace_time, plan_attention
+from headway.attention.plan import DEFAULT_POLICY, Policy, name_at_trace_time, plan_attention
 from headway.attention.record import recording
 from headway.attention.registry import get_backend
 from headway.attention.result import AttentionResult
 from headway.attention.spec import AttentionSpec, Call
-
-DEFAULT_POLICY = Policy()
 
 
 def attention(
@@ -119,17 +117,32 @@ def _attention(q, k, v, mask, scale, softcap, bias, sinks, dropout_p, q_pos, kv_
 
 
 def describe(
-    q, k, v, mask=None, softcap=None, bias=None, sinks=None, dropout_p=0.0, q_pos=None, kv_pos=None, scores="fp32", need=()
+    q,
+    k,
+    v,
+    mask=None,
+    softcap=None,
+    bias=None,
+    sinks=None,
+    dropout_p=0.0,
+    q_pos=None,
+    kv_pos=None,
+    scores="fp32",
+    need=(),
 ) -> AttentionSpec:
     """Checks the arguments of a call and says what it needs. Reads shapes, dtypes and flags, never values."""
-    batch, heads, q_len, dim = _shape(q, "query")
-    kv_batch, kv_heads, kv_len, k_dim = _shape(k, "key")
-    if v.shape[:3] != k.shape[:3]:
+    if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
+        shapes = ", ".join(str(tuple(t.shape)) for t in (q, k, v))
+        raise ValueError(f"query, key and value must have shape (batch, heads, length, head_dim); {shapes} were given")
+    batch, heads, q_len, dim = q.shape
+    kv_batch, kv_heads, kv_len, k_dim = k.shape
+    v_batch, v_heads, v_len, v_dim = v.shape
+    if v_batch != kv_batch or v_heads != kv_heads or v_len != kv_len:
         raise ValueError(f"key {tuple(k.shape)} and value {tuple(v.shape)} must agree in batch, heads and length")
     if kv_batch != batch or k_dim != dim or kv_heads == 0 or heads % kv_heads:
         raise ValueError(
-            f"query {tuple(q.shape)} and key {tuple(k.shape)} do not fit: (B, Hq, Lq, D) and (B, Hkv, Lk, D) with the same B and D "
-            "and Hq a multiple of Hkv are accepted"
+            f"query {tuple(q.shape)} and key {tuple(k.shape)} do not fit: (B, Hq, Lq, D) and (B, Hkv, Lk, D) with the same B "
+            "and D and Hq a multiple of Hkv are accepted"
         )
     dtype, device = q.dtype, q.device
     if k.dtype != dtype or v.dtype != dtype or not dtype.is_floating_point:
@@ -153,7 +166,9 @@ def describe(
     if bias is not None:
         _check_bias(bias, (batch, heads, q_len, kv_len))
     if sinks is not None and (sinks.shape != (heads,) or not sinks.is_floating_point()):
-        raise ValueError(f"sink_logits must be {heads} floats, one per query head; {tuple(sinks.shape)} {sinks.dtype} was given")
+        raise ValueError(
+            f"sink_logits must be {heads} floats, one per query head; {tuple(sinks.shape)} {sinks.dtype} was given"
+        )
     # head sizes are static, lengths are not: `index` and the branches make plain constants of them while tracing
     one = True if q_len == 1 else False  # noqa: SIM210
     square = True if q_len == kv_len else False  # noqa: SIM210
@@ -164,7 +179,7 @@ def describe(
         grad and (q.requires_grad or k.requires_grad or v.requires_grad or (sinks is not None and sinks.requires_grad))
     )
     return AttentionSpec(
-        dtype, device.type, _capability(device) if device.type == "cuda" else None, index(dim), index(v.shape[3]),
+        dtype, device.type, _capability(device) if device.type == "cuda" else None, index(dim), index(v_dim),
         index(heads // kv_heads), one, square, needs_grad, torch.compiler.is_compiling(), kind, tensor_mask, positions,
         softcap is not None, bias is not None, bias_grad, sinks is not None, drops, scores, need,
     )  # fmt: skip
@@ -185,7 +200,13 @@ def prepared(backend: Backend, key: str, bound: BoundMask, spec: AttentionSpec, 
 
 def _bind(mask: Mask, q: Tensor, k: Tensor, q_pos, kv_pos) -> BoundMask:
     return mask.bind(
-        q.shape[2], k.shape[2], batch=q.shape[0], heads=q.shape[1], q_positions=q_pos, kv_positions=kv_pos, device=q.device
+        q.shape[2],
+        k.shape[2],
+        batch=q.shape[0],
+        heads=q.shape[1],
+        q_positions=q_pos,
+        kv_positions=kv_pos,
+        device=q.device,
     )
 
 
@@ -207,12 +228,6 @@ def _check_bias(bias: Tensor, want) -> None:
     fits = bias.dim() <= 4 and all(b == 1 or b == n for b, n in zip(reversed(bias.shape), reversed(want)))
     if not fits:
         raise ValueError(f"bias of shape {tuple(bias.shape)} does not broadcast to (B, Hq, Lq, Lk) = {tuple(want)}")
-
-
-def _shape(t: Tensor, name: str):
-    if t.dim() != 4:
-        raise ValueError(f"{name} must have shape (batch, heads, length, head_dim); {tuple(t.shape)} was given")
-    return t.shape
 
 
 def _finite(value: float, name: str) -> float:

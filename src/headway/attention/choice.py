@@ -9,7 +9,7 @@ from contextvars import ContextVar
 
 import torch
 
-from headway.attention.plan import Policy
+from headway.attention.plan import DEFAULT_POLICY, Policy
 from headway.attention.registry import get_backend
 
 _context: ContextVar[tuple[str, Policy] | None] = ContextVar("headway_attention_backend", default=None)
@@ -33,7 +33,7 @@ def attention_backend(name: str = "auto", policy: Policy | None = None) -> Itera
     """
     if name != "auto":
         get_backend(name)
-    before, choice = _traced.choice, (name, policy or Policy())
+    before, choice = _traced.choice, (name, policy or DEFAULT_POLICY)
     token, _traced.choice = _context.set(choice), choice
     try:
         yield

@@ -79,7 +79,13 @@ def _(grad, grad_lse, q, k, v, out, lse, lo, hi, plan, rest, bias, sinks, seed, 
         return t.new_empty(t.shape)
 
     none = q.new_empty(0)
-    return like(q), like(k), like(v), like(bias) if bias is not None else none, like(sinks) if sinks is not None else none
+    return (
+        like(q),
+        like(k),
+        like(v),
+        like(bias) if bias is not None else none,
+        like(sinks) if sinks is not None else none,
+    )
 
 
 def _save(ctx, inputs, output):

@@ -62,7 +62,9 @@ class Plan:
             lines.append(f"  adapted: {a.text}" + (_bytes(a, shape) if shape and a.costly else ""))
         if not any(a.code == "dense_mask" for a in self.adaptations):
             lines.append("  dense mask: none built")
-        lines.append(f"  under torch.compile: {'one full graph, dynamic shapes' if self.backend.fullgraph else 'breaks the graph'}")
+        lines.append(
+            f"  under torch.compile: {'one full graph, dynamic shapes' if self.backend.fullgraph else 'breaks the graph'}"
+        )
         return "\n".join(lines)
 
 
@@ -72,13 +74,14 @@ def _bytes(adaptation: Adaptation, shape: tuple[int, int, int, int]) -> str:
     return f", {entries / 2**20:.1f} MiB"
 
 
+DEFAULT_POLICY = Policy()
 _plans: dict = {}
 
 
 def plan_attention(spec: AttentionSpec, backend: str = "auto", policy: Policy | None = None) -> Plan:
     """The plan for `spec`. A named backend that refuses raises `BackendRefused` with every reason and the nearest other."""
-    policy = policy or Policy()
-    key = (spec, backend, policy)
+    policy = DEFAULT_POLICY if policy is None else policy
+    key = (backend, spec) if policy is DEFAULT_POLICY else (backend, spec, policy)
     plan = _plans.get(key)
     if plan is None:
         plan = _plans[key] = _choose(spec, policy) if backend == "auto" else _named(spec, backend, policy)
@@ -114,7 +117,8 @@ def _order(spec: AttentionSpec, policy: Policy) -> list[Backend]:
 
 
 def _choose(spec: AttentionSpec, policy: Policy) -> Plan:
-    refused, costly = [], []
+    refused: list[tuple[str, tuple[Reason, ...]]] = []
+    costly: list[tuple[Backend, tuple[Adaptation, ...]]] = []
     for backend in _order(spec, policy):
         no = _reasons(backend, spec, policy)
         if no:

@@ -54,9 +54,15 @@ def reference_attention(
         s = s + bias.double()
     if isinstance(mask, Mask):
         mask = mask.bind(
-            q_len, kv_len, batch=batch, heads=heads, q_positions=q_positions, kv_positions=kv_positions, device=q.device
+            q_len,
+            kv_len,
+            batch=batch,
+            heads=heads,
+            q_positions=q_positions,
+            kv_positions=kv_positions,
+            device=q.device,
         )
-    if mask is not None:
+    if isinstance(mask, BoundMask):
         s = s.masked_fill(~mask.to_bool(), -torch.inf)
     if sink_logits is not None:
         sink = sink_logits.double().view(1, -1, 1, 1).expand(batch, -1, q_len, 1)

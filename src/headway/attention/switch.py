@@ -43,7 +43,7 @@ class AttentionSwitch:
         if layers is None:
             self.model_backend = backend
         for i in chosen:
-            known[i].attention_backend = backend if backend != "auto" else None
+            setattr(known[i], "attention_backend", None if backend == "auto" else backend)  # noqa: B010
 
     def current(self) -> dict[int, str]:
         """The backend that each layer asks for, "auto" where it leaves the choice open."""

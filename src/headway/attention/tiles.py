@@ -176,15 +176,15 @@ def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms, need_lse: bool, need_
     weights = k.new_zeros((*q.shape[:3], k.shape[2]) if need_weights else 0)
     for tile in tiles_in(terms, q, k, v, scores=not whole):
         if whole and tile.is_clean:
-            o, total = _whole_tile(tile, q, *given)
-            tile.rows(out).copy_(o)
+            o4, lse3 = _whole_tile(tile, q, *given)
+            tile.rows(out).copy_(o4)
             if need_lse:
-                tile.rows(lse).copy_(total.unsqueeze(-1))
+                tile.rows(lse).copy_(lse3.unsqueeze(-1))
             continue
         o, total, p = _forward_tile(tile, need_lse)
         tile.rows(out).copy_(tile.split(o))
         if need_lse:
-            tile.rows(lse).copy_(tile.split(total))
+            tile.rows(lse).copy_(tile.split(total))  # type: ignore[arg-type]
         if need_weights:
             tile.rows(weights)[..., tile.k0 : tile.k1] = tile.split(p)
     return out, lse.squeeze(-1), weights
@@ -222,7 +222,7 @@ def _forward_tile(tile: Tile, need_lse: bool) -> tuple[Tensor, Tensor | None, Te
             total = (top - p.amax(-1, keepdim=True).log_()).masked_fill_(empty, -torch.inf)
     if sinks:  # the sink takes its share of every row
         with_sink = torch.logaddexp(total, tile.sinks())  # type: ignore[arg-type]
-        p.mul_(torch.exp(total - with_sink))
+        p.mul_(torch.exp(total - with_sink))  # type: ignore[operator]
         total = with_sink
     if tile.terms.dropout_p:
         p.mul_(tile.dropout())

@@ -27,7 +27,9 @@ class Flex(Backend):
     def why_not(self, spec: AttentionSpec) -> list[Reason]:
         no = super().why_not(spec)
         if spec.device == "cpu" and spec.needs_grad:
-            no.append(Reason("backward", "flex has no backward pass on the CPU", "run it under torch.no_grad(), or use 'tiled'"))
+            no.append(
+                Reason("backward", "flex has no backward pass on the CPU", "run it under torch.no_grad(), or use 'tiled'")
+            )
         if spec.device == "cpu" and not has_compiler():
             no.append(Reason("compiler", "flex needs a C++ compiler on the CPU", "install one, or set CXX"))
         if spec.device == "cpu" and spec.compiling and looks_up(spec):

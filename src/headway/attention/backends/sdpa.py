@@ -7,7 +7,6 @@ one graph serves training, evaluation and every length.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -63,7 +62,9 @@ class Sdpa(Backend):
         made = []
         if needs_mask(spec):
             small = spec.tensor_mask or spec.decode
-            made.append(Adaptation("dense_mask", "the mask as a dense bool tensor" + ("" if small else " is built"), costly=not small))
+            made.append(
+                Adaptation("dense_mask", "the mask as a dense bool tensor" + ("" if small else " is built"), costly=not small)
+            )
             if spec.bias:
                 made.append(Adaptation("mask_in_bias", "mask and bias are joined in one float tensor", costly=True))
         if takes_math(self.kernel, spec):
@@ -82,26 +83,36 @@ class Sdpa(Backend):
         return MaskTensor(allowed | empty, empty)
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, state, call: Call, spec: AttentionSpec) -> AttentionResult:
+        if self.kernel is not None:
+            with sdpa_kernel(KERNELS[self.kernel]):
+                out = self._run(q, k, v, state, call, spec)
+        else:
+            out = self._run(q, k, v, state, call, spec)
+        if state is not None and state.empty is not None:
+            out = out.masked_fill(state.empty, 0.0)
+        return AttentionResult(out)
+
+    def _run(self, q: Tensor, k: Tensor, v: Tensor, state, call: Call, spec: AttentionSpec) -> Tensor:
         grouped = spec.group != 1
-        if expands(self.kernel, spec):
+        if grouped and expands(self.kernel, spec):
             k, v, grouped = expand_heads(k, spec.group), expand_heads(v, spec.group), False
         if spec.device == "mps":  # wrong results for strided inputs
             q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
         attn_mask = None if state is None else state.allowed
         if call.bias is not None:
-            bias = call.bias if call.bias.dtype in (q.dtype, torch.float32) else call.bias.to(torch.promote_types(q.dtype, torch.float32))
-            bias = bias.to(torch.float64) if q.dtype == torch.float64 else bias
-            attn_mask = bias if attn_mask is None else torch.where(attn_mask, bias, -torch.inf)
-        if attn_mask is not None:
-            attn_mask = attn_mask.expand(*(1,) * (4 - attn_mask.dim()), *attn_mask.shape)
+            attn_mask = _joined(call.bias, attn_mask, q.dtype)
         causal = spec.mask == "causal" and state is None and not spec.decode
-        with sdpa_kernel(KERNELS[self.kernel]) if self.kernel else nullcontext():
-            out = scaled_dot_product_attention(
-                q, k, v, attn_mask, call.dropout_p, is_causal=causal, scale=call.scale, enable_gqa=grouped
-            )
-        if state is not None and state.empty is not None:
-            out = out.masked_fill(state.empty, 0.0)
-        return AttentionResult(out)
+        return scaled_dot_product_attention(
+            q, k, v, attn_mask, call.dropout_p, is_causal=causal, scale=call.scale, enable_gqa=grouped
+        )
+
+
+def _joined(bias: Tensor, allowed: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """The additive mask, in a dtype that the kernel takes and that loses nothing of the bias."""
+    if bias.dtype not in (dtype, torch.float32) or dtype == torch.float64:
+        bias = bias.to(torch.promote_types(dtype, torch.float32))
+    bias = bias.reshape((1,) * (4 - bias.dim()) + bias.shape)
+    return bias if allowed is None else torch.where(allowed, bias, -torch.inf)
 
 
 def needs_mask(spec: AttentionSpec) -> bool:

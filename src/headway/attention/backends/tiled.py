@@ -35,7 +35,9 @@ class Tiled(Backend):
     def why_not(self, spec: AttentionSpec) -> list[Reason]:
         no = super().why_not(spec)
         if "weights" in spec.need and spec.needs_grad:
-            no.append(Reason("weights", "tiled returns weights without gradients", "run it under torch.no_grad(), or use eager"))
+            no.append(
+                Reason("weights", "tiled returns weights without gradients", "run it under torch.no_grad(), or use eager")
+            )
         return no
 
     def prepare(self, mask, spec: AttentionSpec) -> TileState | None:

@@ -57,7 +57,8 @@ def window(left: int | None = None, right: int | None = None) -> Mask:
                                    # #
     """
     return Band(
-        None if left is None else _count(left, "window(left)"), None if right is None else _count(right, "window(right)")
+        None if left is None else _count(left, "window(left)"),
+        None if right is None else _count(right, "window(right)"),
     )
 
 

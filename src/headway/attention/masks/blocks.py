@@ -34,7 +34,10 @@ def block_mask(bound, block: int):
     full &= (start + block <= bound.kv_len) & ((torch.arange(n_q, device=lo.device) + 1) * block <= bound.q_len)[:, None]
     partial = touched & ~full
     return BlockMask.from_kv_blocks(
-        *_ordered(partial), *_ordered(full), BLOCK_SIZE=block, mask_mod=mod, seq_lengths=(bound.q_len, bound.kv_len)
+        *(*_ordered(partial), *_ordered(full)),
+        BLOCK_SIZE=block,
+        mask_mod=mod,
+        seq_lengths=(bound.q_len, bound.kv_len),  # type: ignore[misc]
     )
 
 

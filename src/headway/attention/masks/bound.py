@@ -152,7 +152,8 @@ def _positions(given: Tensor | None, length, batch, name: str) -> Tensor | None:
         given = given[None]
     if given.dim() != 2 or given.shape[1] != length or (given.shape[0] != 1 and given.shape[0] != batch):
         raise ValueError(
-            f"{name} of shape {tuple(given.shape)} does not fit; accepted are ({length},), (1, {length}) and ({batch}, {length})"
+            f"{name} of shape {tuple(given.shape)} does not fit; accepted are ({length},), (1, {length}) "
+            f"and ({batch}, {length})"
         )
     return given.long()
 
@@ -164,11 +165,17 @@ def check_lengths(mask: Mask, bound: BoundMask) -> None:
             _fits("documents(q_ids)", atom.q_ids, (bound.batch, bound.q_len))
             _fits("documents(kv_ids)", atom.kv_ids, (bound.batch, bound.kv_len))
         elif isinstance(atom, Dense):
-            _fits("dense/padding mask", atom.allowed, (bound.batch, bound.heads, bound.q_len, bound.kv_len), broadcast=True)
+            _fits(
+                "dense/padding mask",
+                atom.allowed,
+                (bound.batch, bound.heads, bound.q_len, bound.kv_len),
+                broadcast=True,
+            )
         elif isinstance(atom, CuSegments):
             if atom.cu_q.shape != atom.cu_kv.shape:
                 raise ValueError(
-                    f"documents: {atom.cu_q.shape[0] - 1} query and {atom.cu_kv.shape[0] - 1} key documents; give both the same number"
+                    f"documents: {atom.cu_q.shape[0] - 1} query and {atom.cu_kv.shape[0] - 1} key documents; "
+                    "give both the same number"
                 )
             bounds.check_total(atom.cu_q, bound.q_len, "queries")
             bounds.check_total(atom.cu_kv, bound.kv_len, "keys")

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headway.attention.masks.atoms import Band, Chunk, CuSegments, Dense, KeyRange, Prefix, document_ids
+from headway.attention.masks.atoms import Band, Chunk, CuSegments, Dense, KeyRange, Prefix, Segments, document_ids
 from headway.attention.masks.expr import Mask
 from headway.attention.masks.normal import Conjunction, kind_of, normalise
 
@@ -60,7 +60,7 @@ def _interval(term: Conjunction, bound) -> tuple[Tensor, Tensor]:
     q_index = torch.arange(bound.q_len, device=bound.device)[None]
     lo = torch.zeros_like(q_index)
     hi = torch.full_like(q_index, bound.kv_len)
-    segments = None
+    segments: CuSegments | None = None
     for m in term.slotted:
         if isinstance(m, KeyRange):
             if m.kv is not None:
@@ -71,14 +71,14 @@ def _interval(term: Conjunction, bound) -> tuple[Tensor, Tensor]:
         if isinstance(m, CuSegments):
             segments = m
             run_lo, run_hi = cu_bounds(m.cu_q, m.cu_kv, bound.q_len)
-        else:
+        elif isinstance(m, Segments):
             run_lo, run_hi = torch.ops.headway.segment_bounds(m.q_ids, m.kv_ids)
         lo, hi = torch.maximum(lo, run_lo), torch.minimum(hi, run_hi)
-    if term.positional and (bound.kv_positions is None or segments is not None):
+    if term.positional:
         first, last = _position_interval(term.positional, bound)
         if bound.kv_positions is None:
             lo, hi = torch.maximum(lo, first), torch.minimum(hi, last + 1)
-        else:
+        elif segments is not None:
             run_lo, run_hi = _slots_of_positions(segments, first, last, bound)
             lo, hi = torch.maximum(lo, run_lo), torch.minimum(hi, run_hi)
     lo = lo.clamp(0, bound.kv_len)
