@@ -42,6 +42,14 @@ def attention_backend(name: str = "auto", policy: Policy | None = None) -> Itera
         _traced.choice = before
 
 
+def resolve(layer: str | None) -> str:
+    """The backend that a call without an argument of its own asks for: the context's, else the layer's, else "auto"."""
+    context = current()
+    if context is not None and context[0] != "auto":
+        return context[0]
+    return layer or "auto"
+
+
 def current() -> tuple[str, Policy] | None:
     """What the innermost `attention_backend` block says, if any."""
     return _traced.choice if torch.compiler.is_compiling() else _context.get()

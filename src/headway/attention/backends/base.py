@@ -95,6 +95,7 @@ class Backend:
 
     name: str
     features: Features
+    skips_blocks: bool = False  # whether documents that do not see each other cost nothing
     fullgraph: bool = True  # whether it traces under torch.compile(fullgraph=True, dynamic=True)
 
     def why_not(self, spec: AttentionSpec) -> list[Reason]:

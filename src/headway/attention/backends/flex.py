@@ -19,6 +19,7 @@ from headway.attention.spec import AttentionSpec, Call
 
 class Flex(Backend):
     name = "flex"
+    skips_blocks = True
     features = Features(
         devices=("cpu", "cuda"), dtypes=(torch.float32, *HALF), need=("lse",), softcap=True, bias=True, bias_grad=True,
         value_dim=True,

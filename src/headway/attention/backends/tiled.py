@@ -27,6 +27,7 @@ class TileState(NamedTuple):
 
 class Tiled(Backend):
     name = "tiled"
+    skips_blocks = True
     features = Features(
         scores=("fp32", "input"), need=("lse", "weights"), softcap=True, bias=True, bias_grad=True, sinks=True, dropout=True,
         value_dim=True,

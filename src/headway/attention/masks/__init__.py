@@ -17,8 +17,8 @@ from headway.attention.masks.bound import BoundMask
 from headway.attention.masks.expr import Mask, checked
 
 __all__ = [
-    "BoundMask", "Mask", "causal", "checked", "chunked", "dense", "documents", "lengths", "padding", "predicate", "prefix",
-    "sliding", "sliding_bidirectional", "window",
+    "Band", "BoundMask", "Mask", "causal", "checked", "chunked", "dense", "documents", "lengths", "padding", "predicate",
+    "prefix", "sliding", "sliding_bidirectional", "window",
 ]  # fmt: skip
 
 

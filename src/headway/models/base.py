@@ -1,0 +1,92 @@
+"""What every model has: a config, an attention switch, initialisation, saving."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from headway.attention import AttentionSwitch
+from headway.models.config import Config
+
+
+class PreTrainedModel(nn.Module):
+    """Base of all models.
+
+    base_model_prefix: the attribute that holds the backbone in models with a head, and the prefix of its parameters.
+    tied_weights: parameters that a checkpoint may lack because another one is the same: {absent: present}.
+    """
+
+    base_model_prefix: ClassVar[str] = ""
+    tied_weights: ClassVar[dict[str, str]] = {}
+    config_class: ClassVar[type[Config]] = Config
+
+    def __init__(self, config: Any):
+        super().__init__()
+        self.config = config
+
+    @property
+    def attention(self) -> AttentionSwitch:
+        """Chooses and explains the attention backend of this model, live: `model.attention.use("tiled", layers=[0])`."""
+        if "_attention" not in self.__dict__:
+            self.__dict__["_attention"] = AttentionSwitch(self)
+        return self.__dict__["_attention"]
+
+    def post_init(self) -> None:
+        """To be called at the end of a model's `__init__`: initial weights, and tied ones made one."""
+        for module in self.modules():
+            if not any(p.is_meta for p in module.parameters(recurse=False)):
+                self.init_weights(module)
+        self.tie_weights()
+
+    def init_weights(self, module: nn.Module) -> None:
+        """Initial values of one module: normal with `initializer_range`, zero biases, norms as they are."""
+        std = self.config.initializer_range
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=std)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=std)
+            if module.padding_idx is not None:
+                with torch.no_grad():
+                    module.weight[module.padding_idx].zero_()
+
+    def tie_weights(self) -> None:
+        """Makes tied parameters one tensor, as the config says."""
+        if not self.config.tie_word_embeddings:
+            return
+        for absent, present in self.tied_weights.items():
+            owner, _, name = absent.rpartition(".")
+            setattr(self.get_submodule(owner), name, self.get_parameter(present))
+
+    def init_buffers(self) -> None:
+        """Recomputes buffers that no checkpoint holds (after building on the meta device)."""
+        for module in self.modules():
+            if module is not self and hasattr(module, "init_buffers"):
+                module.init_buffers()
+
+    def save_pretrained(self, directory, **options) -> None:
+        """Writes config.json and safetensors that Hugging Face transformers and Headway load. See `checkpoints.save`."""
+        from headway.checkpoints.save import save_model
+
+        save_model(self, directory, **options)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.parameters()).dtype
+
+    def num_parameters(self) -> int:
+        """Number of parameters, tied ones counted once."""
+        return sum(p.numel() for p in self.parameters())
+
+    def checkpointed(self, layer: nn.Module, *args) -> Tensor:
+        """Runs a layer, recomputing it in the backward pass if `gradient_checkpointing` is on."""
+        if self.training and getattr(self, "gradient_checkpointing", False):
+            return torch.utils.checkpoint.checkpoint(layer, *args, use_reentrant=False)
+        return layer(*args)
