@@ -1,0 +1,1 @@
+"""The Bert family."""
