@@ -11,6 +11,7 @@ from headway.attention import masks
 from headway.cache import DynamicCache
 from headway.errors import InputError
 from headway.nn.forward import Forward
+from headway.nn.losses import span_loss
 from headway.packing import PackIndex, Packed, index_of, pack
 
 
@@ -30,6 +31,14 @@ class Entry:
     def out(self, x: Tensor) -> Tensor:
         """(1, T, ...) in the caller's layout: (B, L, ...), or as it is for packed input."""
         return x if self.packed else self.index.scatter(x)
+
+    def spans(self, logits: Tensor, start_at: Tensor | None, end_at: Tensor | None):
+        """`(start logits (B, L), end logits (B, L), loss or None)` from packed (1, T, 2); padding can never be chosen."""
+        real = self.out(torch.ones_like(logits[..., :1]))[..., 0] != 0
+        starts, ends = self.out(logits).masked_fill(~real.unsqueeze(-1), torch.finfo(logits.dtype).min).unbind(-1)
+        if start_at is None or end_at is None:
+            return starts, ends, None
+        return starts, ends, span_loss(starts, ends, start_at, end_at)
 
     def hidden_states(self, collected: list[Tensor] | None) -> tuple[Tensor, ...] | None:
         return None if collected is None else tuple(self.out(x) for x in collected)

@@ -11,7 +11,7 @@ from headway.cache import DynamicCache
 from headway.models.base import PreTrainedModel
 from headway.models.entry import Entry
 from headway.models.outputs import HeadOutput, LMOutput, SpanOutput
-from headway.nn.losses import cross_entropy, sequence_loss, shifted, span_loss
+from headway.nn.losses import cross_entropy, sequence_loss, shifted
 from headway.packing import Packed
 
 
@@ -201,11 +201,7 @@ class QuestionAnswering(PreTrainedModel):
         backbone = getattr(self, self.base_model_prefix)
         entry = backbone.enter(input_ids, attention_mask, position_ids, inputs_embeds, packed, None, output_attentions)
         hidden, collected = backbone.run(entry, output_hidden_states)
-        logits = entry.out(self.qa_outputs(hidden))
-        starts, ends = logits[..., 0], logits[..., 1]
-        loss = None
-        if start_positions is not None and end_positions is not None:
-            loss = span_loss(starts, ends, start_positions, end_positions)
+        starts, ends, loss = entry.spans(self.qa_outputs(hidden), start_positions, end_positions)
         return SpanOutput(
             start_logits=starts,
             end_logits=ends,
