@@ -33,6 +33,11 @@ class PreTrainedModel(nn.Module):
             self.__dict__["_attention"] = AttentionSwitch(self)
         return self.__dict__["_attention"]
 
+    @property
+    def backbone(self) -> Any:
+        """The model without its head."""
+        return getattr(self, self.base_model_prefix)
+
     def post_init(self) -> None:
         """To be called at the end of a model's `__init__`: initial weights, and tied ones made one."""
         for module in self.modules():

@@ -14,6 +14,7 @@ class Config:
     """Fields that every model has. Unknown keys of a config.json are kept in `extra` and written back."""
 
     model_type: ClassVar[str] = ""
+    aliases: ClassVar[dict[str, str]] = {}  # our field -> the name in config.json, where they differ
 
     vocab_size: int = 32000
     hidden_size: int = 768
@@ -47,6 +48,9 @@ class Config:
         names = {f.name for f in dataclasses.fields(cls)} - {"extra"}
         values = dict(values)
         count = values.pop("num_labels", None)
+        for ours, theirs in cls.aliases.items():
+            if theirs in values:
+                values[ours] = values.pop(theirs)
         cls.upgrade(values)
         known = {k: v for k, v in values.items() if k in names}
         if known.get("id2label"):
@@ -71,8 +75,10 @@ class Config:
     def to_dict(self) -> dict[str, Any]:
         """What goes into a config.json."""
         own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "extra"}
-        labels = {k: own.pop(k) for k in ("id2label", "label2id") if own[k] is None}
-        del labels
+        for name in ("id2label", "label2id"):
+            if own[name] is None:
+                del own[name]
+        own = {self.aliases.get(name, name): value for name, value in own.items()}
         out = {**self.extra, **own, "model_type": self.model_type}
         if out.get("id2label"):
             out["id2label"] = {str(k): v for k, v in out["id2label"].items()}

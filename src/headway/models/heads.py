@@ -24,7 +24,7 @@ class CausalLM(PreTrainedModel):
 
     def __init__(self, config):
         super().__init__(config)
-        self.model = self.backbone_class(config)
+        setattr(self, self.base_model_prefix, self.backbone_class(config))
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
@@ -56,10 +56,10 @@ class CausalLM(PreTrainedModel):
         """
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache()
-        entry = self.model.enter(
+        entry = self.backbone.enter(
             input_ids, attention_mask, position_ids, inputs_embeds, packed, past_key_values, output_attentions
         )
-        hidden, collected = self.model.run(entry, output_hidden_states)
+        hidden, collected = self.backbone.run(entry, output_hidden_states)
         loss = None
         labels = entry.pack_labels(labels)
         if logits_to_keep:
@@ -97,7 +97,7 @@ class SequenceClassification(PreTrainedModel):
 
     def __init__(self, config):
         super().__init__(config)
-        self.model = self.backbone_class(config)
+        setattr(self, self.base_model_prefix, self.backbone_class(config))
         self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)
         self.post_init()
 
@@ -116,8 +116,8 @@ class SequenceClassification(PreTrainedModel):
         pad = self.config.pad_token_id
         if attention_mask is None and input_ids is not None and pad is not None:
             attention_mask = edge_padding(input_ids, pad)
-        entry = self.model.enter(input_ids, attention_mask, position_ids, inputs_embeds, packed, None, output_attentions)
-        hidden, collected = self.model.run(entry, output_hidden_states)
+        entry = self.backbone.enter(input_ids, attention_mask, position_ids, inputs_embeds, packed, None, output_attentions)
+        hidden, collected = self.backbone.run(entry, output_hidden_states)
         logits = self.score(hidden[0, entry.index.last()])
         loss = None if labels is None else sequence_loss(logits, labels, self.config.problem_type, self.config.num_labels)
         return HeadOutput(
@@ -138,16 +138,17 @@ class TokenClassification(PreTrainedModel):
     """A decoder that classifies every token."""
 
     base_model_prefix = "model"
+    classifier_name: ClassVar[str] = "score"
     backbone_class: ClassVar[Any]
 
     def __init__(self, config):
         super().__init__(config)
-        self.model = self.backbone_class(config)
+        setattr(self, self.base_model_prefix, self.backbone_class(config))
         dropout = getattr(config, "classifier_dropout", None)
         if dropout is None:
             dropout = getattr(config, "hidden_dropout", None)
         self.dropout = nn.Dropout(0.1 if dropout is None else dropout)
-        self.score = nn.Linear(config.hidden_size, config.num_labels)
+        setattr(self, self.classifier_name, nn.Linear(config.hidden_size, config.num_labels))
         self.post_init()
 
     def forward(
@@ -163,9 +164,9 @@ class TokenClassification(PreTrainedModel):
         packed: Packed | None = None,
     ) -> HeadOutput:
         """logits (B, L, num_labels), zeros on padding; labels (B, L), -100 ignored."""
-        entry = self.model.enter(input_ids, attention_mask, position_ids, inputs_embeds, packed, None, output_attentions)
-        hidden, collected = self.model.run(entry, output_hidden_states)
-        logits = self.score(self.dropout(hidden))
+        entry = self.backbone.enter(input_ids, attention_mask, position_ids, inputs_embeds, packed, None, output_attentions)
+        hidden, collected = self.backbone.run(entry, output_hidden_states)
+        logits = getattr(self, self.classifier_name)(self.dropout(hidden))
         labels = entry.pack_labels(labels)
         loss = None if labels is None else cross_entropy(logits[0], labels, num_items_in_batch)
         return HeadOutput(
@@ -198,9 +199,8 @@ class QuestionAnswering(PreTrainedModel):
         packed: Packed | None = None,
     ) -> SpanOutput:
         """start_logits and end_logits (B, L), zeros on padding; positions (B,) count columns of the input."""
-        backbone = getattr(self, self.base_model_prefix)
-        entry = backbone.enter(input_ids, attention_mask, position_ids, inputs_embeds, packed, None, output_attentions)
-        hidden, collected = backbone.run(entry, output_hidden_states)
+        entry = self.backbone.enter(input_ids, attention_mask, position_ids, inputs_embeds, packed, None, output_attentions)
+        hidden, collected = self.backbone.run(entry, output_hidden_states)
         starts, ends, loss = entry.spans(self.qa_outputs(hidden), start_positions, end_positions)
         return SpanOutput(
             start_logits=starts,

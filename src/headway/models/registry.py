@@ -42,6 +42,21 @@ def _named(prefix: str, tasks: dict[str, str], drop: tuple[str, ...] = (), **ove
 # model_type -> (module under headway.models, class prefix, {task: class})
 FAMILIES: dict[str, tuple[str, str, dict[str, str]]] = {
     "llama": ("llama", "Llama", _named("Llama", _DECODER)),
+    "gemma": ("gemma", "Gemma", _named("Gemma", _DECODER, ("question-answering",))),
+    "gemma2": ("gemma2", "Gemma2", _named("Gemma2", _DECODER, ("question-answering",))),
+    "gemma3_text": (
+        "gemma3",
+        "Gemma3Text",
+        {
+            "base": "Gemma3TextModel",
+            "causal-lm": "Gemma3ForCausalLM",
+            "sequence-classification": "Gemma3TextForSequenceClassification",
+        },
+    ),
+    "phi3": ("phi3", "Phi3", _named("Phi3", _DECODER, ("question-answering",))),
+    "glm": ("glm", "Glm", _named("Glm", _DECODER, ("question-answering",))),
+    "gpt2": ("gpt2", "GPT2", {**_named("GPT2", _DECODER), "causal-lm": "GPT2LMHeadModel"}),
+    "modernbert": ("modernbert", "ModernBert", _named("ModernBert", _ENCODER)),
     "bert": ("bert", "Bert", _named("Bert", _ENCODER)),
 }
 

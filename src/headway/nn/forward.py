@@ -48,6 +48,16 @@ class Forward:
             return self.index.positions
         return self.step.slots
 
+    def reach(self) -> Tensor:
+        """(T,) the length of each token's sequence, with what is cached: what length-dependent rope scaling goes by."""
+        if self.step is not None:
+            return self.step.after[self.step.rows.clamp(max=self.documents - 1)]
+        if self.rows_equal:
+            return self.index.lengths.new_full((1,), self.index.length)
+        lengths, cu = self.index.lengths, self.index.cu_seqlens
+        token = torch.arange(self.index.positions.shape[0], device=cu.device)
+        return lengths[torch.searchsorted(cu[1:].contiguous(), token, right=True).clamp(max=self.documents - 1)]
+
     def attend(self, layer: nn.Module, q: Tensor, k: Tensor, v: Tensor, kind: str, **call) -> Tensor:
         """q (1, T, Hq, D), k and v (1, T, Hkv, D) -> (1, T, Hq * Dv). `call` as in `attention`."""
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)

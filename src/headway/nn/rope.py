@@ -85,8 +85,8 @@ def _longrope_factor(rope: dict[str, Any], max_positions: int) -> float:
 class RotaryEmbedding(nn.Module):
     """cos and sin for the positions of a forward pass, shared by all layers.
 
-    `dynamic` and `longrope` choose frequencies by the longest position of the call: `reach` (a 0-d tensor or int), the
-    number of positions in use, decides.
+    `dynamic` and `longrope` choose frequencies by the length of a token's own sequence, `reach` (T,) or (1,), so that no
+    sequence of a batch changes another.
     """
 
     inv_freq: Tensor
@@ -101,13 +101,13 @@ class RotaryEmbedding(nn.Module):
         f, self.factor = frequencies(self.rope, self.dim, self.max_positions)
         self.register_buffer("inv_freq", f, persistent=False)
 
-    def _frequencies(self, positions: Tensor, reach) -> Tensor:
+    def _frequencies(self, positions: Tensor, reach: Tensor | None) -> Tensor:
         f = self.inv_freq.to(positions.device)
         if self.kind not in ("dynamic", "longrope"):
             return f
         if reach is None:
-            reach = positions.max() + 1 if positions.numel() else positions.new_tensor(0)
-        reach = torch.as_tensor(reach, device=positions.device)
+            reach = (positions.max() + 1).reshape(1)
+        reach = reach.to(positions.device).unsqueeze(-1)
         if self.kind == "longrope":
             old = self.rope.get("original_max_position_embeddings") or self.max_positions
             long = torch.tensor(self.rope["long_factor"], dtype=torch.float32, device=f.device)

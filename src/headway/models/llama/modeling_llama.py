@@ -6,6 +6,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor, nn
 
 from headway.attention import masks
@@ -32,6 +35,7 @@ class LlamaAttention(nn.Module):
         self.head_dim = config.head_dim
         self.kind = "full_attention"
         self.scale = config.head_dim**-0.5
+        self.softcap: float | None = None
         self.dropout = config.attention_dropout
         heads, kv_heads, bias = config.num_attention_heads, config.num_key_value_heads, config.attention_bias
         self.q_proj = nn.Linear(config.hidden_size, heads * config.head_dim, bias=bias)
@@ -44,24 +48,36 @@ class LlamaAttention(nn.Module):
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         return tuple(t.unflatten(-1, (-1, self.head_dim)) for t in (q, k, v))
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], shared: Forward) -> Tensor:
+    def turn(self, q: Tensor, k: Tensor, rope: Any) -> tuple[Tensor, Tensor]:
+        """Rotates q and k by their positions."""
+        cos, sin = rope
+        return rotate(q, cos, sin), rotate(k, cos, sin)
+
+    def forward(self, x: Tensor, rope: Any, shared: Forward) -> Tensor:
         q, k, v = self.project(x)
-        q, k = rotate(q, *rope), rotate(k, *rope)
+        q, k = self.turn(q, k, rope)
         dropout = self.dropout if self.training else 0.0
-        return self.o_proj(shared.attend(self, q, k, v, self.kind, scale=self.scale, dropout_p=dropout))
+        out = shared.attend(self, q, k, v, self.kind, scale=self.scale, softcap=self.softcap, dropout_p=dropout)
+        return self.o_proj(out)
 
 
 class LlamaDecoderLayer(nn.Module):
     """Attention and MLP, each behind a norm and a residual."""
 
+    attention_class: Any = LlamaAttention
+    norm_class: Any = RMSNorm
+
     def __init__(self, config: LlamaConfig, layer_idx: int):
         super().__init__()
-        self.self_attn = LlamaAttention(config, layer_idx)
-        self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, config.hidden_act, config.mlp_bias)
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = self.attention_class(config, layer_idx)
+        self.mlp = self.make_mlp(config)
+        self.input_layernorm = self.norm_class(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = self.norm_class(config.hidden_size, config.rms_norm_eps)
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], shared: Forward) -> Tensor:
+    def make_mlp(self, config: LlamaConfig) -> nn.Module:
+        return GatedMLP(config.hidden_size, config.intermediate_size, config.hidden_act, config.mlp_bias)
+
+    def forward(self, x: Tensor, rope: Any, shared: Forward) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), rope, shared)
         return x + self.mlp(self.post_attention_layernorm(x))
 
@@ -74,13 +90,19 @@ class LlamaPreTrainedModel(PreTrainedModel):
 class LlamaModel(LlamaPreTrainedModel):
     """The decoder without a head."""
 
+    layer_class: Any = LlamaDecoderLayer
+    norm_class: Any = RMSNorm
+
     def __init__(self, config: LlamaConfig):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
-        self.layers = nn.ModuleList(LlamaDecoderLayer(config, i) for i in range(config.num_hidden_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.rotary_emb = RotaryEmbedding(config.rope_parameters, config.head_dim, config.max_position_embeddings)
+        self.layers = nn.ModuleList(self.layer_class(config, i) for i in range(config.num_hidden_layers))
+        self.norm = self.norm_class(config.hidden_size, config.rms_norm_eps)
+        self.rotary_emb = self.make_rope(config)
         self.post_init()
+
+    def make_rope(self, config: LlamaConfig) -> nn.Module:
+        return RotaryEmbedding(config.rope_parameters, config.head_dim, config.max_position_embeddings)
 
     def bands(self) -> dict[str, masks.Mask | None]:
         """The mask of each layer kind within a sequence."""
@@ -103,10 +125,15 @@ class LlamaModel(LlamaPreTrainedModel):
         """(1, T, hidden)."""
         return self.embed_tokens(entry.ids).unsqueeze(0) if entry.embeds is None else entry.embeds
 
+    def rope(self, entry: Entry, dtype: torch.dtype) -> Any:
+        """cos and sin of the tokens' positions, shared by all layers."""
+        shared = entry.forward
+        return self.rotary_emb(shared.rope_positions(entry.position_ids), dtype, shared.reach())
+
     def run(self, entry: Entry, collect: bool = False) -> tuple[Tensor, list[Tensor] | None]:
         """Packed hidden states (1, T, hidden) after the final norm; with `collect` also those before each layer."""
         x = self.embed(entry)
-        rope = self.rotary_emb(entry.forward.rope_positions(entry.position_ids), x.dtype)
+        rope = self.rope(entry, x.dtype)
         collected: list[Tensor] | None = [] if collect else None
         for layer in self.layers:
             if collected is not None:

@@ -1,0 +1,1 @@
+from headway.models.gemma.modular_gemma import *  # noqa: F403

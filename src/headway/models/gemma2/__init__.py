@@ -1,0 +1,1 @@
+"""The Gemma 2 family."""

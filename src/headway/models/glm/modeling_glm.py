@@ -1,0 +1,1 @@
+from headway.models.glm.modular_glm import *  # noqa: F403

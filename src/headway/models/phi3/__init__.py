@@ -1,0 +1,1 @@
+"""The Phi-3 family."""
