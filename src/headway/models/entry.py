@@ -12,7 +12,7 @@ from headway.cache import DynamicCache
 from headway.errors import InputError
 from headway.nn.forward import Forward
 from headway.nn.losses import span_loss
-from headway.packing import PackIndex, Packed, index_of, pack
+from headway.packing import Packed, PackIndex, index_of, pack
 
 
 @dataclass
@@ -99,7 +99,9 @@ def enter(
     assert given is not None
     if given.dim() != (2 if input_ids is not None else 3):
         want = "(B, L)" if input_ids is not None else "(B, L, hidden)"
-        raise InputError(f"{'input_ids' if input_ids is not None else 'inputs_embeds'} must be {want}, got {tuple(given.shape)}")
+        raise InputError(
+            f"{'input_ids' if input_ids is not None else 'inputs_embeds'} must be {want}, got {tuple(given.shape)}"
+        )
     batch, length = given.shape[0], given.shape[1]
     if input_ids is not None:
         check_ids(input_ids, vocab_size)
@@ -127,7 +129,9 @@ def check_ids(ids: Tensor, vocab_size: int) -> None:
         return
     low, high = (int(x) for x in torch.aminmax(ids))
     if low < 0 or high >= vocab_size:
-        raise InputError(f"token ids must be in [0, {vocab_size}), found {low if low < 0 else high}; does the tokenizer fit the model?")
+        raise InputError(
+            f"token ids must be in [0, {vocab_size}), found {low if low < 0 else high}; does the tokenizer fit the model?"
+        )
 
 
 def _positions(position_ids: Tensor | None, batch: int, length: int, index: PackIndex) -> Tensor | None:

@@ -120,9 +120,7 @@ class SequenceClassification(PreTrainedModel):
         hidden, collected = self.backbone.run(entry, output_hidden_states)
         logits = self.score(hidden[0, entry.index.last()])
         loss = None if labels is None else sequence_loss(logits, labels, self.config.problem_type, self.config.num_labels)
-        return HeadOutput(
-            logits=logits, loss=loss, hidden_states=entry.hidden_states(collected), attentions=entry.attentions()
-        )
+        return HeadOutput(logits=logits, loss=loss, hidden_states=entry.hidden_states(collected), attentions=entry.attentions())
 
 
 def edge_padding(ids: Tensor, pad: int) -> Tensor:

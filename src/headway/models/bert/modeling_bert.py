@@ -1,7 +1,7 @@
 """BERT (Devlin et al. 2019): post-norm encoder with learned positions.
 
-    x = norm(x + attention(x))          all of it on packed tokens, (1, T, hidden)
-    x = norm(x + mlp(x))
+x = norm(x + attention(x))          all of it on packed tokens, (1, T, hidden)
+x = norm(x + mlp(x))
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from headway.models.outputs import HeadOutput, LMOutput, ModelOutput, SpanOutput
 from headway.nn.forward import Forward
 from headway.nn.losses import cross_entropy, sequence_loss
 from headway.nn.mlp import activation
+from headway.nn.pooling import first
 from headway.packing import Packed
 
 
@@ -161,7 +162,7 @@ class BertModel(BertPreTrainedModel):
 
     def pool(self, entry: Entry, x: Tensor) -> Tensor | None:
         """(B, hidden), or None without a pooling layer."""
-        return None if self.pooler is None else self.pooler(first_tokens(entry, x))
+        return None if self.pooler is None else self.pooler(first(x, entry.index.cu_seqlens))
 
     def forward(
         self,
@@ -175,9 +176,7 @@ class BertModel(BertPreTrainedModel):
         packed: Packed | None = None,
     ) -> ModelOutput:
         """input_ids (B, L) or inputs_embeds (B, L, hidden), attention_mask (B, L) 1 = real, or a `Packed` batch."""
-        entry = self.enter(
-            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, packed, output_attentions
-        )
+        entry = self.enter(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, packed, output_attentions)
         x, collected = self.run(entry, output_hidden_states)
         return ModelOutput(
             last_hidden_state=entry.out(x),
@@ -185,11 +184,6 @@ class BertModel(BertPreTrainedModel):
             hidden_states=entry.hidden_states(collected),
             attentions=entry.attentions(),
         )
-
-
-def first_tokens(entry: Entry, x: Tensor) -> Tensor:
-    """(1, T, hidden) -> (B, hidden): the first real token of each sequence."""
-    return x[0, entry.index.cu_seqlens[:-1]]
 
 
 class BertPredictionHeadTransform(nn.Module):
@@ -297,9 +291,7 @@ class BertForSequenceClassification(BertPreTrainedModel):
         x, collected = self.bert.run(entry, output_hidden_states)
         logits = self.classifier(self.dropout(self.bert.pool(entry, x)))
         loss = None if labels is None else sequence_loss(logits, labels, self.config.problem_type, self.config.num_labels)
-        return HeadOutput(
-            logits=logits, loss=loss, hidden_states=entry.hidden_states(collected), attentions=entry.attentions()
-        )
+        return HeadOutput(logits=logits, loss=loss, hidden_states=entry.hidden_states(collected), attentions=entry.attentions())
 
 
 class BertForMultipleChoice(BertPreTrainedModel):
@@ -337,9 +329,7 @@ class BertForMultipleChoice(BertPreTrainedModel):
         x, collected = self.bert.run(entry, output_hidden_states)
         logits = self.classifier(self.dropout(self.bert.pool(entry, x))).view(-1, choices)
         loss = None if labels is None else cross_entropy(logits, labels)
-        return HeadOutput(
-            logits=logits, loss=loss, hidden_states=entry.hidden_states(collected), attentions=entry.attentions()
-        )
+        return HeadOutput(logits=logits, loss=loss, hidden_states=entry.hidden_states(collected), attentions=entry.attentions())
 
 
 class BertForTokenClassification(BertPreTrainedModel):

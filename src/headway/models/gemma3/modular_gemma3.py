@@ -50,7 +50,10 @@ class Gemma3TextConfig(Gemma2Config):
         rope = {k: dict(v) for k, v in (values.pop("rope_parameters", None) or {}).items() if isinstance(v, dict)}
         full = rope.setdefault("full_attention", dict(values.pop("rope_scaling", None) or {}))
         local = rope.setdefault("sliding_attention", {})
-        for one, base in ((full, values.pop("rope_theta", None) or 1e6), (local, values.pop("rope_local_base_freq", None) or 1e4)):
+        for one, base in (
+            (full, values.pop("rope_theta", None) or 1e6),
+            (local, values.pop("rope_local_base_freq", None) or 1e4),
+        ):
             one.setdefault("rope_type", one.pop("type", "default"))
             one.setdefault("rope_theta", base)
         values["rope_parameters"] = rope

@@ -1,7 +1,7 @@
 """Llama (Touvron et al. 2023): pre-norm decoder with RMSNorm, rotary positions, grouped queries and a gated MLP.
 
-    x = x + attention(norm(x))          all of it on packed tokens, (1, T, hidden)
-    x = x + mlp(norm(x))
+x = x + attention(norm(x))          all of it on packed tokens, (1, T, hidden)
+x = x + mlp(norm(x))
 """
 
 from __future__ import annotations
