@@ -1,0 +1,110 @@
+"""Fitting the tensors of a checkpoint to a model: prefixes, ties, new heads, and one error that lists all that is wrong."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
+
+from headway.errors import CheckpointError
+
+
+def fit(model, tensors: dict[str, Tensor], where: str, *, new_head: bool) -> None:
+    """Puts `tensors` into `model` (built on the meta device), in place.
+
+    A backbone checkpoint fits a model with a head and the other way round. With `new_head`, parameters outside the
+    backbone that the checkpoint lacks are initialised and named in a warning; every other difference is an error.
+    """
+    own = {n: t for n, t in model.state_dict(keep_vars=True).items()}
+    tensors = with_prefix(tensors, own, model.base_model_prefix)
+    tied = model.tied_weights if model.config.tie_word_embeddings else {}
+    for absent, present in tied.items():
+        if absent in own and absent not in tensors and present in tensors:
+            tensors[absent] = tensors[present]
+    missing = sorted(n for n in own if n not in tensors)
+    unexpected = sorted(n for n in tensors if n not in own and not ignorable(n, model))
+    shapes = sorted(n for n, t in tensors.items() if n in own and t.shape != own[n].shape)
+    prefix = model.base_model_prefix + "."
+    fresh = [n for n in missing if new_head and not n.startswith(prefix)]
+    if new_head:
+        unexpected = []  # another task's head
+        fresh += [n for n in shapes if not n.startswith(prefix)]
+        shapes = [n for n in shapes if n.startswith(prefix)]
+    missing = [n for n in missing if n not in fresh]
+    if missing or unexpected or shapes:
+        raise CheckpointError(_report(where, type(model).__name__, missing, unexpected, shapes, tensors, own))
+    state = {n: tensors[n] for n in own if n in tensors and n not in fresh}
+    model.load_state_dict(state, strict=False, assign=True)
+    if fresh:
+        _initialise(model, fresh)
+        warnings.warn(
+            f"{where} has no {type(model).__name__} head; these are newly initialised and need training: {', '.join(fresh)}",
+            stacklevel=4,
+        )
+    model.tie_weights()
+    model.init_buffers()
+
+
+def with_prefix(tensors: dict[str, Tensor], own: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Names as the model has them: the backbone's prefix added or taken away where that is all that differs."""
+    out = {}
+    for name, tensor in tensors.items():
+        candidates = (name, f"{prefix}.{name}", name.removeprefix(prefix + "."), *legacy(name, prefix))
+        out[next((c for c in candidates if c in own), name)] = tensor
+    return out
+
+
+def legacy(name: str, prefix: str) -> list[str]:
+    """Older spellings: LayerNorm's gamma and beta."""
+    new = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+    return [new, f"{prefix}.{new}", new.removeprefix(prefix + ".")] if new != name else []
+
+
+def ignorable(name: str, model) -> bool:
+    """Tensors that hold no weights (tables that are recomputed), and heads that the published layouts carry along."""
+    ends = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", "embeddings.position_ids")
+    if name.endswith(ends) or name == "position_ids":
+        return True
+    is_base = not hasattr(model, model.base_model_prefix)
+    return is_base and _is_head(name, model) or name.startswith("cls.seq_relationship.")
+
+
+def _is_head(name: str, model) -> bool:
+    """For a backbone: parameters that belong to no part of it."""
+    top = {n for n, _ in model.named_children()}
+    return name.split(".")[0] not in top
+
+
+def _initialise(model, names: list[str]) -> None:
+    for name in names:
+        owner, _, leaf = name.rpartition(".")
+        module = model.get_submodule(owner)
+        old = getattr(module, leaf)
+        if old.is_meta:
+            setattr(module, leaf, torch.nn.Parameter(torch.zeros_like(old, device="cpu"), requires_grad=old.requires_grad))
+        if isinstance(module, torch.nn.LayerNorm) and leaf == "weight":
+            torch.nn.init.ones_(module.weight)
+    for module in model.modules():
+        here = [p for p in module.parameters(recurse=False)]
+        if here and any(f"{n}" for n in names if _owner(model, n) is module):
+            model.init_weights(module)
+
+
+def _owner(model, name: str):
+    return model.get_submodule(name.rpartition(".")[0])
+
+
+def _report(where, model, missing, unexpected, shapes, tensors, own) -> str:
+    lines = [f"{where} does not fit {model}:"]
+
+    def some(names: list[str]) -> str:
+        return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+    if missing:
+        lines.append(f"  missing: {some(missing)}")
+    if unexpected:
+        lines.append(f"  unexpected: {some(unexpected)}")
+    if shapes:
+        lines.append(f"  wrong shape: {some([f'{n} {tuple(tensors[n].shape)} instead of {tuple(own[n].shape)}' for n in shapes])}")
+    return "\n".join(lines)

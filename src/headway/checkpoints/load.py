@@ -1,0 +1,93 @@
+"""`headway.load`: a model from whatever a reference points to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headway.checkpoints.fit import fit
+from headway.checkpoints.gguf import GGUFFile
+from headway.checkpoints.resolve import Source, resolve
+from headway.checkpoints.tensors import check_finite, read_tensors
+from headway.errors import CheckpointError
+from headway.models.registry import resolve as resolve_class
+
+
+def load(
+    ref: str | Path,
+    task: str | None = None,
+    attention: str = "auto",
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str | None = None,
+    *,
+    revision: str | None = None,
+    allow_pickle: bool = False,
+    num_labels: int | None = None,
+):
+    """The model behind `ref`, in eval mode.
+
+    Args:
+        ref: folder or file in Hugging Face layout, `.gguf` file, `package:NAME/path`, or hub id (with `revision`).
+        task: base, causal-lm, masked-lm, sequence-classification, token-classification, question-answering or
+            multiple-choice; None takes the architecture that the checkpoint names.
+        attention: backend name or "auto"; may be changed later with `model.attention.use(...)`.
+        dtype: of the weights; None keeps that of the checkpoint. device: None is the CPU.
+        allow_pickle: also read torch pickles, with weights_only=True.
+        num_labels: classes of a new classification head.
+
+    Raises: CheckpointError for a reference that is no model, and for damaged or ill-fitting checkpoints; HeadwayError for
+    an unknown architecture or task; ValueError for an unknown backend.
+    """
+    if attention != "auto":
+        from headway.attention import get_backend
+
+        get_backend(attention)
+    source = resolve(ref, revision)
+    if source.weights is None:
+        raise CheckpointError(f"'{ref}' has a config.json but no weights; accepted are model.safetensors and its shards, or .gguf")
+    opened = GGUFFile(source.weights) if source.is_gguf else None
+    raw = opened.config() if opened else read_config(source)
+    if num_labels is not None:
+        raw = {**raw, "id2label": {i: f"LABEL_{i}" for i in range(num_labels)}}
+    config_class, model_class = resolve_class(raw, task)
+    config = config_class.from_dict(raw)
+    tensors = opened.tensors() if opened else read_tensors(source.weights, allow_pickle)
+    check_finite(tensors, str(ref))
+    wanted = _dtype(dtype)
+    if wanted is not None:
+        tensors = {n: t.to(wanted) if t.is_floating_point() else t for n, t in tensors.items()}
+    with torch.device("meta"):
+        model = model_class(config)
+    stored_as = (raw.get("architectures") or [None])[0]
+    fit(model, tensors, str(ref), new_head=stored_as != model_class.__name__)
+    model.to(device) if device is not None else None
+    model.attention.use(attention)
+    model.source = source.folder
+    return model.eval()
+
+
+def read_config(source: Source) -> dict[str, Any]:
+    """config.json of a checkpoint; CheckpointError if it is missing or damaged."""
+    path = source.folder / "config.json"
+    try:
+        config = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise CheckpointError(f"'{source.folder}' is no model: it has no config.json") from None
+    except (ValueError, OSError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({error})") from None
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path}: holds no configuration")
+    return config
+
+
+def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    if dtype is None or isinstance(dtype, torch.dtype):
+        return dtype
+    names = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64": "float64"}
+    found = getattr(torch, names.get(dtype, dtype), None)
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise CheckpointError(f"unknown dtype {dtype!r}; known: {', '.join(names)} and torch's floating dtypes")
+    return found
