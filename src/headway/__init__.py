@@ -1,3 +1,34 @@
 """One attention call for every transformer, on every backend, with the same meaning everywhere."""
 
+from typing import TYPE_CHECKING
+
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from headway.attention import attention_backend, attention_full, plan_attention, register_backend
+    from headway.checkpoints.load import load
+    from headway.encoding import encode
+    from headway.generation import generate
+    from headway.text.load import load_tokenizer
+
+_PLACES = {
+    "attention_backend": "headway.attention",
+    "attention_full": "headway.attention",
+    "plan_attention": "headway.attention",
+    "register_backend": "headway.attention",
+    "load": "headway.checkpoints.load",
+    "load_tokenizer": "headway.text.load",
+    "generate": "headway.generation",
+    "encode": "headway.encoding",
+}
+
+__all__ = [*_PLACES, "__version__"]
+
+
+def __getattr__(name: str):
+    """Imports what is asked for, when it is asked for."""
+    if name not in _PLACES:
+        raise AttributeError(f"module 'headway' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_PLACES[name]), name)

@@ -1,0 +1,232 @@
+"""Tokenizers, over the `tokenizers` library: encoding for a model, decoding, streaming, chat.
+
+Only the inputs that a model takes are made; pairs, truncation, overflow and offsets are the library's own.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway.errors import TokenizerError
+from headway.packing import Packed
+
+TRUNCATIONS = ("longest_first", "only_first", "only_second")
+
+
+@dataclass
+class Encoding:
+    """One encoded text (or pair, or overflow window). word_ids and offsets follow input_ids; None for special tokens.
+
+    offsets are (start, end) characters of the text (or, for pre-split words, of the word). source: which input it is of.
+    """
+
+    input_ids: list[int]
+    token_type_ids: list[int] | None
+    special: list[bool]
+    offsets: list[tuple[int, int]]
+    word_ids: list[int | None]
+    sequence_ids: list[int | None]
+    source: int = 0
+
+
+@dataclass
+class Tokenizer:
+    """A tokenizer for one model. Make one with `headway.load_tokenizer(ref)`.
+
+    special: names (bos_token, eos_token, pad_token, unk_token, cls_token, sep_token, mask_token) to token texts.
+    takes_types: whether the model takes token_type_ids.
+    """
+
+    core: Any
+    special: dict[str, str] = field(default_factory=dict)
+    chat_template: str | None = None
+    max_length: int | None = None
+    padding_side: str = "right"
+    takes_types: bool = False
+
+    def __post_init__(self):
+        self.core.no_padding()
+        self.core.no_truncation()
+
+    # ---------------------------------------------------------------- ids
+    def id_of(self, name: str) -> int | None:
+        """The id of a special token by its name, such as "pad_token"."""
+        text = self.special.get(name)
+        return None if text is None else self.core.token_to_id(text)
+
+    @property
+    def pad_id(self) -> int:
+        """The padding token's id; 0 where the tokenizer has none (padding is never computed on)."""
+        found = self.id_of("pad_token")
+        return 0 if found is None else found
+
+    @property
+    def eos_id(self) -> int | None:
+        return self.id_of("eos_token")
+
+    @property
+    def mask_id(self) -> int | None:
+        return self.id_of("mask_token")
+
+    @property
+    def vocab_size(self) -> int:
+        return self.core.get_vocab_size(with_added_tokens=True)
+
+    # ---------------------------------------------------------------- encoding
+    def encode(
+        self,
+        texts: Sequence[Any],
+        pairs: Sequence[Any] | None = None,
+        *,
+        add_special_tokens: bool = True,
+        max_length: int | None = None,
+        truncation: str | None = None,
+        stride: int = 0,
+        overflow: bool = False,
+        words: bool = False,
+    ) -> list[Encoding]:
+        """Encodes texts, or lists of words with `words`, or pairs of them.
+
+        truncation: longest_first, only_first or only_second, to max_length (the model's by default). overflow: what was
+        cut comes as further encodings that repeat `stride` tokens. Raises TokenizerError for what does not fit together.
+        """
+        if isinstance(texts, str):
+            raise TokenizerError("encode takes a list of texts; wrap a single one in [ ]")
+        if pairs is not None and len(pairs) != len(texts):
+            raise TokenizerError(f"{len(texts)} texts and {len(pairs)} pairs were given; give one pair for each text")
+        if words:
+            texts, pairs = [list(t) for t in texts], None if pairs is None else [list(p) for p in pairs]
+            self._check_word_spacing()
+        elif any(not isinstance(t, str) for t in [*texts, *(pairs or [])]):
+            raise TokenizerError("texts must be strings; for lists of words pass words=True")
+        if truncation is not None:
+            self._truncate(truncation, max_length, stride, pairs is not None)
+        try:
+            inputs = list(texts) if pairs is None else list(zip(texts, pairs))
+            found = self.core.encode_batch(inputs, is_pretokenized=words, add_special_tokens=add_special_tokens)
+        except Exception as error:
+            raise TokenizerError(f"the text cannot be encoded: {error}") from None
+        finally:
+            self.core.no_truncation()
+        out = []
+        for i, one in enumerate(found):
+            for part in [one, *(one.overflowing if overflow else [])]:
+                out.append(self._encoding(part, i))
+        return out
+
+    def _encoding(self, e: Any, source: int) -> Encoding:
+        types = e.type_ids if self.takes_types else None
+        return Encoding(e.ids, types, [bool(m) for m in e.special_tokens_mask], e.offsets, e.word_ids, e.sequence_ids, source)
+
+    def _truncate(self, strategy: str, max_length: int | None, stride: int, pair: bool) -> None:
+        if strategy not in TRUNCATIONS:
+            raise TokenizerError(f"unknown truncation {strategy!r}; known: {', '.join(TRUNCATIONS)}")
+        if strategy == "only_second" and not pair:
+            raise TokenizerError("truncation 'only_second' needs pairs")
+        limit = self.max_length if max_length is None else max_length
+        if limit is None:
+            raise TokenizerError("truncation needs max_length: the tokenizer states none of its own")
+        room = limit - self.core.num_special_tokens_to_add(pair)
+        if room <= 0 or stride >= room:
+            raise TokenizerError(f"max_length {limit} with stride {stride} leaves no room for text")
+        self.core.enable_truncation(limit, stride=stride, strategy=strategy)
+
+    def _check_word_spacing(self) -> None:
+        """Pre-split words lose their spaces with a byte-level tokenizer that adds none."""
+        pre = json.loads(self.core.to_str()).get("pre_tokenizer") or {}
+        parts = pre.get("pretokenizers", [pre])
+        if any(p.get("type") == "ByteLevel" and not p.get("add_prefix_space") for p in parts):
+            if not self._spaced(parts):
+                warnings.warn(
+                    "this tokenizer puts no space before pre-split words; load it with add_prefix_space=True", stacklevel=4
+                )
+
+    @staticmethod
+    def _spaced(parts: list[dict]) -> bool:
+        return any(p.get("type") == "Metaspace" for p in parts)
+
+    def __call__(
+        self, texts: Sequence[Any], pairs: Sequence[Any] | None = None, *, padding_side: str | None = None, device=None, **options
+    ) -> dict[str, Tensor]:
+        """input_ids and attention_mask (B, L), and token_type_ids if the model takes them, padded to the longest.
+
+        `options` as in `encode`. Texts past the model's length are cut unless `truncation` is None is asked for.
+        """
+        side = padding_side or self.padding_side
+        if side not in ("left", "right"):
+            raise TokenizerError(f"padding_side must be 'left' or 'right', {side!r} was given")
+        encodings = self.encode(texts, pairs, **options)
+        width = max((len(e.input_ids) for e in encodings), default=0)
+        ids = torch.full((len(encodings), width), self.pad_id)
+        mask, types = torch.zeros_like(ids), torch.zeros_like(ids)
+        for i, e in enumerate(encodings):
+            n = len(e.input_ids)
+            span = slice(width - n, width) if side == "left" else slice(0, n)
+            ids[i, span], mask[i, span] = torch.tensor(e.input_ids, dtype=torch.int64), 1
+            if e.token_type_ids is not None:
+                types[i, span] = torch.tensor(e.token_type_ids, dtype=torch.int64)
+        out = {"input_ids": ids, "attention_mask": mask}
+        if self.takes_types:
+            out["token_type_ids"] = types
+        return {k: v.to(device) for k, v in out.items()}
+
+    def packed(self, texts: Sequence[Any], pairs: Sequence[Any] | None = None, *, device=None, **options) -> Packed:
+        """The texts laid end to end, with no padding at all."""
+        encodings = self.encode(texts, pairs, **options)
+        packed = Packed.from_lists([e.input_ids for e in encodings], device)
+        if not self.takes_types:
+            return packed
+        types = torch.tensor([t for e in encodings for t in e.token_type_ids or []], dtype=torch.int64, device=device)
+        return Packed(packed.input_ids, packed.cu_seqlens, packed.positions, types)
+
+    # ---------------------------------------------------------------- decoding
+    def decode(self, ids: Sequence[int] | Tensor, skip_special_tokens: bool = True) -> str:
+        """Token ids as text."""
+        return self.core.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
+
+    def stream(self, ids: Iterable[int], skip_special_tokens: bool = True) -> Iterator[str]:
+        """Text of tokens as they come: a piece is given once its characters are whole."""
+        held: list[int] = []
+        done = ""
+        for i in ids:
+            held.append(int(i))
+            text = self.core.decode(held, skip_special_tokens=skip_special_tokens)
+            if text.endswith("\ufffd") or len(text) <= len(done):
+                continue
+            yield text[len(done) :]
+            done = text
+            if text.endswith("\n"):  # start afresh where nothing joins across
+                held, done = [], ""
+        if held:
+            text = self.core.decode(held, skip_special_tokens=skip_special_tokens)
+            if len(text) > len(done):
+                yield text[len(done) :]
+
+    # ---------------------------------------------------------------- chat
+    def chat(self, messages: Sequence[dict[str, Any]], **options) -> str:
+        """The messages in the model's chat format; see `text.chat.render`."""
+        from headway.text.chat import render
+
+        if self.chat_template is None:
+            raise TokenizerError("this tokenizer has no chat template; pass plain text instead")
+        return render(self.chat_template, messages, special=self.special, **options)
+
+    def save(self, folder: Path) -> None:
+        """Writes tokenizer.json and tokenizer_config.json, which transformers reads too."""
+        self.core.save(str(folder / "tokenizer.json"))
+        config: dict[str, Any] = {**self.special, "tokenizer_class": "PreTrainedTokenizerFast", "padding_side": self.padding_side}
+        if self.max_length is not None:
+            config["model_max_length"] = self.max_length
+        if self.chat_template is not None:
+            config["chat_template"] = self.chat_template
+        inputs = ["input_ids", "token_type_ids", "attention_mask"] if self.takes_types else ["input_ids", "attention_mask"]
+        config["model_input_names"] = inputs
+        (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
