@@ -90,8 +90,27 @@ class PreTrainedModel(nn.Module):
         """Number of parameters, tied ones counted once."""
         return sum(p.numel() for p in self.parameters())
 
+    def needs_history(self, cache) -> bool:
+        """Whether generation must keep all tokens, since this model may ask for a refill."""
+        return _original_length(self.config) is not None
+
+    def needs_refill(self, cache) -> bool:
+        """Whether the next token takes some row past the length at which its rotary scaling changes: what is cached was
+        computed with the other frequencies, and the whole sequence must run again."""
+        old = _original_length(self.config)
+        return old is not None and bool((cache.lengths == old).any())
+
     def checkpointed(self, layer: nn.Module, *args) -> Tensor:
         """Runs a layer, recomputing it in the backward pass if `gradient_checkpointing` is on."""
         if self.training and getattr(self, "gradient_checkpointing", False):
             return torch.utils.checkpoint.checkpoint(layer, *args, use_reentrant=False)
         return layer(*args)
+
+
+def _original_length(config: Config) -> int | None:
+    """The length at which longrope (or dynamic) scaling switches, if the model has one."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    for one in rope.values() if any(isinstance(v, dict) for v in rope.values()) else [rope]:
+        if one.get("rope_type") == "longrope":
+            return one.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
+    return None
