@@ -106,5 +106,7 @@ def _report(where, model, missing, unexpected, shapes, tensors, own) -> str:
     if unexpected:
         lines.append(f"  unexpected: {some(unexpected)}")
     if shapes:
-        lines.append(f"  wrong shape: {some([f'{n} {tuple(tensors[n].shape)} instead of {tuple(own[n].shape)}' for n in shapes])}")
+        lines.append(
+            f"  wrong shape: {some([f'{n} {tuple(tensors[n].shape)} instead of {tuple(own[n].shape)}' for n in shapes])}"
+        )
     return "\n".join(lines)

@@ -47,7 +47,9 @@ def load(
         get_backend(attention)
     source = resolve(ref, revision)
     if source.weights is None:
-        raise CheckpointError(f"'{ref}' has a config.json but no weights; accepted are model.safetensors and its shards, or .gguf")
+        raise CheckpointError(
+            f"'{ref}' has a config.json but no weights; accepted are model.safetensors and its shards, or .gguf"
+        )
     opened = GGUFFile(source.weights) if source.is_gguf else None
     raw = opened.config() if opened else read_config(source)
     if num_labels is not None:

@@ -49,7 +49,9 @@ def _local(path: Path) -> Source:
             return Source(path.parent, path)
         if path.name == "config.json":
             return _local(path.parent)
-        raise CheckpointError(f"'{path}' is no checkpoint; accepted are .safetensors, its .index.json, .gguf and a folder of them")
+        raise CheckpointError(
+            f"'{path}' is no checkpoint; accepted are .safetensors, its .index.json, .gguf and a folder of them"
+        )
     for name in WEIGHTS:
         if (path / name).is_file():
             return Source(path, path / name)

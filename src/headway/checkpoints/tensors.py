@@ -72,7 +72,9 @@ def load_pickle(file: Path, allow_pickle: bool):
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise CheckpointError(f"{file}: cannot be loaded as plain weights ({str(error).strip().splitlines()[0][:200]})") from None
+        raise CheckpointError(
+            f"{file}: cannot be loaded as plain weights ({str(error).strip().splitlines()[0][:200]})"
+        ) from None
 
 
 def check_finite(tensors: dict[str, Tensor], where: str) -> None:

@@ -40,8 +40,11 @@ class Encoder:
 
         keys = ("attention", "dtype", "device", "revision", "allow_pickle")
         model = load(ref, task="base", **{k: options.pop(k) for k in keys if k in options})
-        said = described(model.source)
-        return cls(model, load_tokenizer(ref), **{**said, **options})
+        tokenizer, said = load_tokenizer(ref), described(model.source)
+        limit = said.pop("max_length", None)
+        if limit is not None and (tokenizer.max_length is None or limit < tokenizer.max_length):
+            tokenizer.max_length = limit
+        return cls(model, tokenizer, **{**said, **options})
 
     @property
     def width(self) -> int:
@@ -109,11 +112,14 @@ class Encoder:
 
 
 def described(folder: Path) -> dict[str, Any]:
-    """What sentence-transformers' files in a model's folder say of pooling and normalisation."""
+    """What sentence-transformers' files in a model's folder say of pooling, normalisation and length."""
     modules = folder / "modules.json"
     if not modules.is_file():
         return {}
     out: dict[str, Any] = {}
+    limits = folder / "sentence_bert_config.json"
+    if limits.is_file() and json.loads(limits.read_text()).get("max_seq_length"):
+        out["max_length"] = json.loads(limits.read_text())["max_seq_length"]
     for module in json.loads(modules.read_text()):
         kind = str(module.get("type", "")).rsplit(".", 1)[-1]
         if kind == "Normalize":

@@ -154,7 +154,13 @@ class Tokenizer:
         return any(p.get("type") == "Metaspace" for p in parts)
 
     def __call__(
-        self, texts: Sequence[Any], pairs: Sequence[Any] | None = None, *, padding_side: str | None = None, device=None, **options
+        self,
+        texts: Sequence[Any],
+        pairs: Sequence[Any] | None = None,
+        *,
+        padding_side: str | None = None,
+        device=None,
+        **options,
     ) -> dict[str, Tensor]:
         """input_ids and attention_mask (B, L), and token_type_ids if the model takes them, padded to the longest.
 
@@ -222,7 +228,11 @@ class Tokenizer:
     def save(self, folder: Path) -> None:
         """Writes tokenizer.json and tokenizer_config.json, which transformers reads too."""
         self.core.save(str(folder / "tokenizer.json"))
-        config: dict[str, Any] = {**self.special, "tokenizer_class": "PreTrainedTokenizerFast", "padding_side": self.padding_side}
+        config: dict[str, Any] = {
+            **self.special,
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "padding_side": self.padding_side,
+        }
         if self.max_length is not None:
             config["model_max_length"] = self.max_length
         if self.chat_template is not None:

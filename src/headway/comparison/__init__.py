@@ -1,0 +1,1 @@
+"""Running one model with every attention backend: exactness, speed, memory, reasons."""
