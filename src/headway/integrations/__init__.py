@@ -1,0 +1,1 @@
+"""Headway inside other libraries. Nothing here is imported unless asked for."""

@@ -1,0 +1,6 @@
+class PackingCollator:
+    pass
+
+
+def packed(m):
+    pass

@@ -1,0 +1,2 @@
+def unpad(m):
+    pass
