@@ -157,7 +157,7 @@ def describe(
             tensor_mask = mask.tensor_mask
         else:
             kind, tensor_mask = ordered_kind(checked(mask), kv_pos is not None)
-    if softcap is not None and not (softcap > 0 and math.isfinite(softcap)):
+    if softcap is not None and not 0 < softcap < math.inf:
         raise ValueError(f"softcap must be positive and finite, or None for no cap; {softcap} was given")
     if not 0.0 <= dropout_p < 1.0:
         raise ValueError(f"dropout_p must be in [0, 1), {dropout_p} was given")
@@ -231,7 +231,7 @@ def _check_bias(bias: Tensor, want) -> None:
 
 
 def _finite(value: float, name: str) -> float:
-    if not math.isfinite(value):
+    if not -math.inf < value < math.inf:  # a comparison traces where module floats are symbols, math.isfinite does not
         raise ValueError(f"{name} must be finite, {value} was given")
     return value
 
