@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import torch
-
 from headway.attention.backends.base import Adaptation, Backend, Reason
 from headway.attention.errors import BackendRefused
 from headway.attention.registry import backends, get_backend
@@ -88,10 +86,13 @@ def plan_attention(spec: AttentionSpec, backend: str = "auto", policy: Policy | 
     return plan
 
 
-@torch.compiler.assume_constant_result
 def name_at_trace_time(spec: tuple, backend: str, policy: Policy) -> str:
     """The planned backend's name while Dynamo traces: a pure function of static values, so its result is a constant."""
     return plan_attention(AttentionSpec(*spec), backend, policy).backend.name
+
+
+# what torch.compiler.assume_constant_result sets, which would import all of Dynamo (half a second) to do so
+name_at_trace_time._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def forget_plans() -> None:

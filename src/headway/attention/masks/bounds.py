@@ -150,7 +150,7 @@ def _segment_bounds(q_ids: Tensor, kv_ids: Tensor) -> tuple[Tensor, Tensor]:
 @_segment_bounds.register_fake
 def _(q_ids, kv_ids):
     batch = kv_ids.shape[0] if q_ids.shape[0] == 1 else q_ids.shape[0]
-    return (q_ids.new_empty(batch, q_ids.shape[1], dtype=torch.int64),) * 2
+    return tuple(q_ids.new_empty(batch, q_ids.shape[1], dtype=torch.int64) for _ in range(2))  # two tensors, not one twice
 
 
 @torch.library.custom_op("headway::ascending", mutates_args=())
