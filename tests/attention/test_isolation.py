@@ -5,14 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-BLOCK = """
-import sys
-class Blocked:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {names}:
-            raise ImportError(name + " is blocked")
-sys.meta_path.insert(0, Blocked())
-"""
+BLOCK = "import sys\nsys.modules.update(dict.fromkeys({names}))\n"  # None there: importing it fails, looking for it finds nothing
 OPTIONAL = {
     "transformers", "gguf", "flash_attn", "flash_attn_interface", "xformers", "mslk", "datasets", "pyarrow", "sklearn",
     "seqeval", "tensorboard", "peft", "accelerate", "matplotlib", "sentence_transformers", "ruff", "ray", "PIL", "pandas",

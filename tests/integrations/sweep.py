@@ -50,7 +50,9 @@ def examine(a: Architecture) -> Outcome:
 
 
 def build(a: Architecture):
-    config_class = getattr(transformers, next(n for n in (f"{a.name}Config", f"{a.name.replace('_', '')}Config") if hasattr(transformers, n)))
+    config_class = getattr(
+        transformers, next(n for n in (f"{a.name}Config", f"{a.name.replace('_', '')}Config") if hasattr(transformers, n))
+    )
     cls = next(c for c in (getattr(transformers, n, None) for n in (a.head, a.head.replace("_", ""))) if c is not None)
     config = config_class(**a.config)
     for name in [n for n in dir(config) if n.endswith(("dropout", "_dropout_prob", "_pdrop", "drop_path_rate", "layerdrop"))]:
@@ -59,8 +61,8 @@ def build(a: Architecture):
     torch.manual_seed(0)
     model = cls(config).eval()
     with torch.no_grad():
-        for name, p in model.named_parameters():  # biases, sinks and tables that start at zero would hide faults
-            p.add_(torch.randn_like(p) * (0.5 if p.dim() == 1 and "norm" not in name else 0.02))
+        for name, p in model.named_parameters():  # zero biases and sinks, or flat scores, would hide faults
+            p.add_(torch.randn_like(p) * (0.5 if p.dim() == 1 and "norm" not in name else 0.1))
     return model
 
 
@@ -105,7 +107,9 @@ def distance(got, want) -> float:
     if got[1].keys() != want[1].keys():
         return float("inf")
     scale = max(float(g.abs().max()) for g in want[1].values() if g.numel())
-    pairs = [(got[0], want[0], float(want[0].abs().max()))] + [(got[1][n], want[1][n], scale) for n in want[1] if want[1][n].numel()]
+    pairs = [(got[0], want[0], float(want[0].abs().max()))] + [
+        (got[1][n], want[1][n], scale) for n in want[1] if want[1][n].numel()
+    ]
     return max(float((a - b).abs().max()) / (s + 1e-30) if torch.isfinite(a).all() else float("inf") for a, b, s in pairs)
 
 
