@@ -73,7 +73,7 @@ def _mask(module, query: Tensor, key: Tensor, mask, sliding_window, is_causal):
     kv_len = key.shape[2]
     if isinstance(mask, HeadwayMask):
         _check_window(module, mask, sliding_window, kv_len)
-        return mask, None
+        return mask, mask.bias
     if mask is None:
         if sliding_window is not None and kv_len > sliding_window:
             raise ValueError(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from copy import copy
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ class HeadwayMask:
         self.bound: BoundMask | None = None
         if expression is not None:
             self.bound = expression.bind(q_len, kv_len, batch=batch, q_positions=q_positions, device=device)
+        self.bias: Tensor | None = None
         self.narrowed: dict[Any, HeadwayMask] = {}
 
     def dim(self) -> int:
@@ -52,6 +54,8 @@ class HeadwayMask:
         whole = [_covers(i, n) for i, n in zip(index, self.shape)]
         if all(whole):
             return self
+        if self.bias is not None:
+            raise TypeError(f"a mask that carries a position bias cannot be sliced. {ADVICE}")
         if self.bound is None:
             allowed = torch.ones(1, 1, self.shape[2], self.shape[3], dtype=torch.bool, device=self.device)
             allowed = allowed.expand(self.shape)
@@ -67,6 +71,7 @@ class HeadwayMask:
             inside = documents.from_cu_seqlens(cu_q, cu_kv)
             both = inside if self.expression is None else self.expression & inside
             made = HeadwayMask(both, self.shape[0], self.shape[2], self.shape[3], self.q_positions, self.device, self.window)
+            made.bias = self.bias
             made.narrowed[key] = (cu_q, cu_kv)  # type: ignore[assignment]  # keeps the tensors, hence their ids, alive
             self.narrowed[key] = made
         return self.narrowed[key]
@@ -79,10 +84,19 @@ class HeadwayMask:
     def __bool__(self) -> bool:
         raise TypeError(f"a Headway mask has no truth value. {ADVICE}")
 
-    def _no_arithmetic(self, *_):
+    def _no_arithmetic(self, *_) -> NoReturn:
         raise TypeError(f"this model calculates with its attention mask; Headway's is a structure, not numbers. {ADVICE}")
 
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __and__ = __or__ = __invert__ = __neg__ = _no_arithmetic
+    def __add__(self, bias) -> HeadwayMask:
+        """A model that adds its relative position bias to the mask gets the mask that carries the bias."""
+        if not isinstance(bias, Tensor) or not bias.is_floating_point() or bias.dim() != 4:
+            return self._no_arithmetic()
+        made = copy(self)
+        made.bias = bias if self.bias is None else self.bias + bias
+        return made
+
+    __radd__ = __add__
+    __sub__ = __rsub__ = __mul__ = __rmul__ = __and__ = __or__ = __invert__ = __neg__ = _no_arithmetic
     __eq__ = __ne__ = __lt__ = __gt__ = __le__ = __ge__ = _no_arithmetic  # type: ignore[assignment]
     __hash__ = object.__hash__
 

@@ -79,7 +79,7 @@ def _read(fn: Callable, frame: Frame, inside: bool) -> Mask:
     if kind == "bidirectional_mask_function":
         return EVERYTHING
     if kind == "sliding_window_overlay.<locals>.inner_mask":
-        return window(cells["sliding_window"] - 1, None)
+        return Band(cells["sliding_window"] - 1, None)  # a window of 0 keeps nothing, as it says
     if kind == "sliding_window_bidirectional_overlay.<locals>.inner_mask":
         return sliding_bidirectional(radius=cells["sliding_window"])
     if kind == "chunked_overlay.<locals>.inner_mask":

@@ -10,6 +10,7 @@ import torch
 from headway.attention.registry import backends
 from headway.integrations.transformers.call import attend
 from headway.integrations.transformers.mask import HeadwayMask
+from headway.integrations.transformers.packing import current_documents
 from headway.integrations.transformers.rebuild import (
     EVERYTHING,
     Frame,
@@ -81,5 +82,8 @@ def make_mask(
     mask = rebuild_in_graph(mask_function, frame, arguments) if in_graph else rebuild(mask_function, frame)
     if attention_mask is not None:
         mask = intersection([mask, padding(attention_mask, frame)])
+    inside = current_documents(q_length, kv_length, batch_size)
+    if inside is not None:
+        mask = intersection([mask, inside])
     expression = None if mask is EVERYTHING else mask
     return HeadwayMask(expression, batch_size, q_length, kv_length, frame.positions, frame.device, band_of(mask))
