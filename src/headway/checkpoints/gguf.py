@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headway.checkpoints.gguf_reader import Reader, StoredTensor
+from headway.checkpoints.gguf_rope import rope_scaling
 from headway.errors import CheckpointError
 
 LAYER = {
@@ -28,22 +30,25 @@ NORMED = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 
 @dataclass(frozen=True)
 class Architecture:
-    """How one GGUF architecture maps to a family. layer: names within a block. more: config values that are implied."""
+    """How one GGUF architecture maps to a family. layer: names within a block.
+
+    interleaved: q and k rows pair neighbours. unit_offset: norm weights have one added. large: see `config`.
+    """
 
     model_type: str
     model_class: str
     layer: dict[str, str] = field(default_factory=lambda: LAYER)
     interleaved: bool = False
     unit_offset: bool = False
-    more: dict[str, Any] = field(default_factory=dict)
+    large: int = 0
 
 
 ARCHITECTURES = {
     "llama": Architecture("llama", "LlamaForCausalLM", interleaved=True),
     "phi3": Architecture("phi3", "Phi3ForCausalLM", {**LAYER, **FUSED}),
     "gemma": Architecture("gemma", "GemmaForCausalLM", unit_offset=True),
-    "gemma2": Architecture("gemma2", "Gemma2ForCausalLM", {**LAYER, **AROUND}, unit_offset=True),
-    "gemma3": Architecture("gemma3_text", "Gemma3ForCausalLM", {**LAYER, **AROUND, **NORMED}, unit_offset=True),
+    "gemma2": Architecture("gemma2", "Gemma2ForCausalLM", {**LAYER, **AROUND}, unit_offset=True, large=46),
+    "gemma3": Architecture("gemma3_text", "Gemma3ForCausalLM", {**LAYER, **AROUND, **NORMED}, unit_offset=True, large=62),
 }
 
 FIELDS = {
@@ -66,12 +71,10 @@ class GGUFFile:
         except ImportError:
             raise CheckpointError("reading GGUF files needs the gguf package: pip install 'headway[gguf]'") from None
         self.path = path
+        self.dequantize = gguf.dequantize
         try:
-            self.reader = gguf.GGUFReader(path)
-            for tensor in self.reader.tensors:  # the data of a file that was cut does not fill its shape
-                if tensor.data.size == 0 and tensor.n_elements:
-                    raise ValueError(f"tensor {tensor.name} is empty")
-        except Exception as error:
+            self.reader = Reader(path)
+        except (ValueError, OSError) as error:
             raise CheckpointError(f"{path}: cannot be read as GGUF; it may be cut short or damaged ({error})") from None
         name = self.value("general.architecture")
         if name not in ARCHITECTURES:
@@ -79,8 +82,7 @@ class GGUFFile:
         self.name, self.arch = name, ARCHITECTURES[name]
 
     def value(self, key: str, default: Any = None) -> Any:
-        found = self.reader.fields.get(key)
-        return default if found is None else found.contents()
+        return self.reader.values.get(key, default)
 
     def config(self) -> dict[str, Any]:
         """What the file's metadata says, as a config.json."""
@@ -97,31 +99,41 @@ class GGUFFile:
         out["tie_word_embeddings"] = "output.weight" not in names
         embeddings = next((t for t in self.reader.tensors if t.name == "token_embd.weight"), None)
         if embeddings is not None:
-            out["vocab_size"] = int(embeddings.shape[1])
+            out["vocab_size"] = embeddings.shape[0]
+        needed = [k for k in ("num_hidden_layers", "hidden_size", "num_attention_heads") if k not in out]
+        if needed:
+            raise CheckpointError(f"{self.path}: its metadata gives no {', '.join(needed)}")
         turned = self.value(f"{self.name}.rope.dimension_count")
-        heads = out.get("num_attention_heads")
-        width = out.get("head_dim") or (out["hidden_size"] // heads if heads else None)
-        if self.arch.model_type == "phi3" and turned and width and turned != width:
+        width = out.get("head_dim") or out["hidden_size"] // out["num_attention_heads"]
+        if self.arch.model_type == "phi3" and turned and turned != width:
             out["partial_rotary_factor"] = turned / width
-        if self.arch.model_type in ("gemma2", "gemma3_text") and width:
-            out["query_pre_attn_scalar"] = width
-        return {**out, **self.arch.more}
+        if self.arch.model_type in ("gemma2", "gemma3_text"):
+            large = out["num_hidden_layers"] == self.arch.large  # the one size that scales queries by another width
+            out["query_pre_attn_scalar"] = out["hidden_size"] // out["num_attention_heads"] if large else width
+        if "blk.0.attn_q.bias" in names:
+            out["attention_bias"] = True
+        tables = {t.name: self.plain(t) for t in self.reader.tensors if t.name.startswith("rope_")}
+        scaling = rope_scaling(lambda key: self.value(f"{self.name}.{key}"), tables, out)
+        if scaling is not None:
+            out["rope_scaling"] = scaling
+        return out
+
+    def plain(self, tensor: StoredTensor) -> np.ndarray:
+        """A tensor's values in float32."""
+        try:
+            return np.array(self.dequantize(tensor.data, tensor.kind), dtype=np.float32).reshape(tensor.shape)
+        except Exception as error:
+            raise CheckpointError(f"{self.path}: tensor {tensor.name} cannot be dequantised ({error})") from None
 
     def tensors(self) -> dict[str, Tensor]:
         """All weights in float32 under Hugging Face's names."""
-        import gguf
-
         config = self.config()
         out = {}
         for tensor in self.reader.tensors:
             name = self.translated(tensor.name)
             if name is None:
                 continue
-            try:
-                data = gguf.dequantize(tensor.data, tensor.tensor_type)
-            except Exception as error:
-                raise CheckpointError(f"{self.path}: tensor {tensor.name} cannot be dequantised ({error})") from None
-            value = torch.from_numpy(np.array(data, dtype=np.float32)).view(*(int(n) for n in reversed(tensor.shape)))
+            value = torch.from_numpy(self.plain(tensor))
             if self.arch.interleaved and ".attn_q." in tensor.name:
                 value = halves(value, config["num_attention_heads"])
             elif self.arch.interleaved and ".attn_k." in tensor.name:
