@@ -23,13 +23,15 @@ class HeadwayMask:
     ndim = 4
     dtype = torch.bool
 
-    def __init__(self, expression: Mask | None, batch, q_len, kv_len, q_positions, device, window=None):
+    def __init__(self, expression: Mask | None, batch, q_len, kv_len, q_positions, device, window=None, kv_positions=None):
         self.expression, self.shape, self.device, self.window = expression, (batch, 1, q_len, kv_len), device, window
         self.q_positions = q_positions
         self.band_known = expression is None or not any(isinstance(a, Dense) for a in _atoms(expression))
         self.bound: BoundMask | None = None
         if expression is not None:
-            self.bound = expression.bind(q_len, kv_len, batch=batch, q_positions=q_positions, device=device)
+            self.bound = expression.bind(
+                q_len, kv_len, batch=batch, q_positions=q_positions, kv_positions=kv_positions, device=device
+            )
         self.bias: Tensor | None = None
         self.narrowed: dict[Any, HeadwayMask] = {}
 

@@ -16,15 +16,21 @@ import torch
 from torch import Tensor, nn
 
 from headway.attention.masks import Mask, documents
+from headway.packing import PackIndex
 
 
-class _Current(threading.local):
-    """Document ids (B or 1, L) of the forward in progress in this thread; Dynamo reads a thread's attributes."""
+class Within(threading.local):
+    """What the forward in progress in this thread keeps to; Dynamo reads a thread's attributes, not a ContextVar.
+
+    Either document ids (B or 1, L), or one row of `index`ed tokens with `positions` (T,) where slots would miscount.
+    """
 
     ids: Tensor | None = None
+    index: PackIndex | None = None
+    positions: Tensor | None = None
 
 
-_current = _Current()
+within = Within()
 
 
 @contextmanager
@@ -39,10 +45,10 @@ def packed(model: nn.Module) -> Iterator[None]:
 
     def begin(module, args, kwargs):
         positions = kwargs.get("position_ids")
-        _current.ids = None if positions is None else document_ids(positions)
+        within.ids = None if positions is None else document_ids(positions)
 
     def end(*_):
-        _current.ids = None
+        within.ids = None
 
     hooks = (
         model.register_forward_pre_hook(begin, with_kwargs=True),
@@ -66,7 +72,9 @@ def document_ids(positions: Tensor) -> Tensor:
 
 def current_documents(q_len: Any, kv_len: Any, batch: Any) -> Mask | None:
     """The documents of the forward in progress as a mask; None if there are none."""
-    ids = _current.ids
+    if within.index is not None:
+        return documents.from_cu_seqlens(within.index.cu_seqlens)
+    ids = within.ids
     if ids is None:
         return None
     if ids.shape[1] == q_len and q_len == kv_len and (ids.shape[0] == 1 or ids.shape[0] == batch):

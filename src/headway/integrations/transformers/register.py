@@ -10,7 +10,7 @@ import torch
 from headway.attention.registry import backends
 from headway.integrations.transformers.call import attend
 from headway.integrations.transformers.mask import HeadwayMask
-from headway.integrations.transformers.packing import current_documents
+from headway.integrations.transformers.packing import current_documents, within
 from headway.integrations.transformers.rebuild import (
     EVERYTHING,
     Frame,
@@ -86,4 +86,7 @@ def make_mask(
     if inside is not None:
         mask = intersection([mask, inside])
     expression = None if mask is EVERYTHING else mask
-    return HeadwayMask(expression, batch_size, q_length, kv_length, frame.positions, frame.device, band_of(mask))
+    positions = frame.positions if within.positions is None else within.positions
+    return HeadwayMask(
+        expression, batch_size, q_length, kv_length, positions, frame.device, band_of(mask), within.positions
+    )
