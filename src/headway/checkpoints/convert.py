@@ -16,6 +16,4 @@ def convert_gguf(src: str | Path, dst: str | Path, dtype: str | None = None) -> 
     if not resolve(src).is_gguf:
         raise CheckpointError(f"'{src}' is no GGUF file")
     model = load(src, dtype=dtype)
-    tokenizer = load_tokenizer(src)
-    save_model(model, dst)
-    tokenizer.save(Path(dst))
+    save_model(model, dst, tokenizer=load_tokenizer(src))

@@ -16,7 +16,7 @@ def fit(model, tensors: dict[str, Tensor], where: str, *, new_head: bool) -> Non
     A backbone checkpoint fits a model with a head and the other way round. With `new_head`, parameters outside the
     backbone that the checkpoint lacks are initialised and named in a warning; every other difference is an error.
     """
-    own = {n: t for n, t in model.state_dict(keep_vars=True).items()}
+    own = dict(model.state_dict(keep_vars=True))
     tensors = with_prefix(tensors, own, model.base_model_prefix)
     tied = model.tied_weights if model.config.tie_word_embeddings else {}
     for absent, present in tied.items():
@@ -25,19 +25,18 @@ def fit(model, tensors: dict[str, Tensor], where: str, *, new_head: bool) -> Non
     missing = sorted(n for n in own if n not in tensors)
     unexpected = sorted(n for n in tensors if n not in own and not ignorable(n, model))
     shapes = sorted(n for n, t in tensors.items() if n in own and t.shape != own[n].shape)
-    prefix = model.base_model_prefix + "."
-    fresh = [n for n in missing if new_head and not n.startswith(prefix)]
+    fresh = []
     if new_head:
-        unexpected = []  # another task's head
-        fresh += [n for n in shapes if not n.startswith(prefix)]
-        shapes = [n for n in shapes if n.startswith(prefix)]
+        unexpected = [n for n in unexpected if not _is_head(n, model)]  # what is left out is another task's head
+        fresh = [n for n in [*missing, *shapes] if _is_head(n, model)]
+        shapes = [n for n in shapes if n not in fresh]
     missing = [n for n in missing if n not in fresh]
     if missing or unexpected or shapes:
         raise CheckpointError(_report(where, type(model).__name__, missing, unexpected, shapes, tensors, own))
     state = {n: tensors[n] for n in own if n in tensors and n not in fresh}
     model.load_state_dict(state, strict=False, assign=True)
     if fresh:
-        _initialise(model, fresh)
+        _initialise(model, fresh, next(iter(state.values())))
         warnings.warn(
             f"{where} has no {type(model).__name__} head; these are newly initialised and need training: {', '.join(fresh)}",
             stacklevel=4,
@@ -66,33 +65,29 @@ def ignorable(name: str, model) -> bool:
     ends = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", "embeddings.position_ids")
     if name.endswith(ends) or name == "position_ids":
         return True
-    is_base = not hasattr(model, model.base_model_prefix)
-    return is_base and _is_head(name, model) or name.startswith("cls.seq_relationship.")
+    # BERT's pretraining checkpoints carry a pooler and a next-sentence head that a masked LM does not have
+    return name.startswith(("cls.seq_relationship.", f"{model.base_model_prefix}.pooler."))
 
 
 def _is_head(name: str, model) -> bool:
-    """For a backbone: parameters that belong to no part of it."""
-    top = {n for n, _ in model.named_children()}
-    return name.split(".")[0] not in top
+    """Whether a parameter is no part of the backbone proper: a task's head, or the pooler that heads are built on."""
+    prefix = model.base_model_prefix
+    if hasattr(model, prefix):
+        return not name.startswith(f"{prefix}.") or name.startswith(f"{prefix}.pooler.")
+    return name.split(".")[0] not in dict(model.named_children()) or name.startswith("pooler.")
 
 
-def _initialise(model, names: list[str]) -> None:
-    for name in names:
-        owner, _, leaf = name.rpartition(".")
+def _initialise(model, names: list[str], like: Tensor) -> None:
+    """Initial values for the named parameters, with the dtype of `like`."""
+    for owner in dict.fromkeys(n.rpartition(".")[0] for n in names):
         module = model.get_submodule(owner)
-        old = getattr(module, leaf)
-        if old.is_meta:
-            setattr(module, leaf, torch.nn.Parameter(torch.zeros_like(old, device="cpu"), requires_grad=old.requires_grad))
-        if isinstance(module, torch.nn.LayerNorm) and leaf == "weight":
+        for leaf, old in list(module.named_parameters(recurse=False)):
+            if f"{owner}.{leaf}".lstrip(".") in names:
+                blank = torch.zeros(old.shape, dtype=like.dtype)
+                setattr(module, leaf, torch.nn.Parameter(blank, requires_grad=old.requires_grad))
+        if isinstance(module, torch.nn.LayerNorm):
             torch.nn.init.ones_(module.weight)
-    for module in model.modules():
-        here = [p for p in module.parameters(recurse=False)]
-        if here and any(f"{n}" for n in names if _owner(model, n) is module):
-            model.init_weights(module)
-
-
-def _owner(model, name: str):
-    return model.get_submodule(name.rpartition(".")[0])
+        model.init_weights(module)
 
 
 def _report(where, model, missing, unexpected, shapes, tensors, own) -> str:

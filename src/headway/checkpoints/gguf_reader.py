@@ -33,8 +33,8 @@ class Reader:
     """values: the metadata. tensors: every tensor, in order. Raises ValueError for a file that is cut or no GGUF."""
 
     def __init__(self, path: Path):
-        self.bytes = np.asarray(np.memmap(path, mode="r")) if path.stat().st_size else np.zeros(0, np.uint8)
-        self.view = memoryview(self.bytes)
+        self.bytes: np.ndarray = np.asarray(np.memmap(path, mode="r")) if path.stat().st_size else np.zeros(0, np.uint8)
+        self.view = memoryview(self.bytes)  # type: ignore[arg-type]
         self.at = 0
         if bytes(self.view[:4]) != b"GGUF":
             raise ValueError("it does not begin with 'GGUF'")

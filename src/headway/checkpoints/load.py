@@ -12,7 +12,7 @@ from headway.checkpoints.fit import fit
 from headway.checkpoints.gguf import GGUFFile
 from headway.checkpoints.resolve import Source, resolve
 from headway.checkpoints.tensors import check_finite, read_tensors
-from headway.errors import CheckpointError
+from headway.errors import CheckpointError, HeadwayError
 from headway.models.registry import resolve as resolve_class
 
 
@@ -45,7 +45,7 @@ def load(
         from headway.attention import get_backend
 
         get_backend(attention)
-    source = resolve(ref, revision)
+    source = resolve(ref, revision, allow_pickle)
     if source.weights is None:
         raise CheckpointError(
             f"'{ref}' has a config.json but no weights; accepted are model.safetensors and its shards, or .gguf"
@@ -55,17 +55,25 @@ def load(
     if num_labels is not None:
         raw = {**raw, "id2label": {i: f"LABEL_{i}" for i in range(num_labels)}}
     config_class, model_class = resolve_class(raw, task)
-    config = config_class.from_dict(raw)
+    try:
+        config = config_class.from_dict(raw)
+        with torch.device("meta"):
+            model = model_class(config)
+    except HeadwayError:
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            f"the config of '{ref}' describes no model that can be built ({type(error).__name__}: {error})"
+        ) from error
     tensors = opened.tensors() if opened else read_tensors(source.weights, allow_pickle)
     check_finite(tensors, str(ref))
     wanted = _dtype(dtype)
     if wanted is not None:
         tensors = {n: t.to(wanted) if t.is_floating_point() else t for n, t in tensors.items()}
-    with torch.device("meta"):
-        model = model_class(config)
     stored_as = (raw.get("architectures") or [None])[0]
-    fit(model, tensors, str(ref), new_head=stored_as != model_class.__name__)
-    model.to(device) if device is not None else None
+    fit(model, tensors, str(ref), new_head=stored_as != model_class.__name__ or num_labels is not None)
+    if device is not None:
+        model.to(device)
     model.attention.use(attention)
     model.source = source.folder
     return model.eval()

@@ -6,6 +6,7 @@ package (which is not imported), or a hub id, for which `huggingface_hub` downlo
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +28,7 @@ class Source:
         return self.weights is not None and self.weights.suffix == ".gguf"
 
 
-def resolve(ref: str | Path, revision: str | None = None) -> Source:
+def resolve(ref: str | Path, revision: str | None = None, allow_pickle: bool = False) -> Source:
     """The files behind a reference; CheckpointError saying what was looked for otherwise."""
     text = str(ref)
     if text.startswith("package:"):
@@ -35,8 +36,8 @@ def resolve(ref: str | Path, revision: str | None = None) -> Source:
     path = Path(text).expanduser()
     if path.exists():
         return _local(path)
-    if text.count("/") == 1 and not text.startswith((".", "/", "~")) and not text.endswith((".gguf", ".safetensors")):
-        return _local(_from_hub(text, revision))
+    if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", text) and path.suffix not in (".gguf", ".safetensors", *PICKLES):
+        return _local(_from_hub(text, revision, allow_pickle))
     raise CheckpointError(
         f"'{text}' is no model: no such file or folder. Accepted are a folder with config.json and safetensors, a .gguf file, "
         "package:NAME/path, and a hub id like owner/name"
@@ -76,17 +77,20 @@ def _in_package(text: str) -> Path:
     roots = {Path(str(f)).parts[0] for f in found.files or [] if ".dist-info" not in str(f)}
     for candidate in [inside, *(f"{root}/{inside}" for root in sorted(roots))]:
         path = Path(str(found.locate_file(candidate.rstrip("/"))))
+        if ".." in Path(candidate).parts:
+            raise CheckpointError(f"'{text}': the path must stay inside the package")
         if candidate and path.exists():
             return path
     raise CheckpointError(f"'{text}': package {name} {found.version} holds no '{inside}'")
 
 
-def _from_hub(name: str, revision: str | None) -> Path:
+def _from_hub(name: str, revision: str | None, allow_pickle: bool) -> Path:
     from huggingface_hub import snapshot_download
 
-    wanted = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "1_Pooling/*"]
+    wanted = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.gguf", *(["*.bin"] if allow_pickle else [])]
+    elsewhere = ["original/*", "onnx/*", "openvino/*", "*/*.gguf", "*/*.bin"]  # the same weights in other formats
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted, ignore_patterns=elsewhere))
     except Exception as error:
         reason = str(error).strip().splitlines()[0][:200]
         raise CheckpointError(f"'{name}' is no local path, and the hub did not give it: {reason}") from None

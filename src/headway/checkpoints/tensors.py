@@ -29,9 +29,10 @@ def _files(path: Path) -> list[Path]:
         return [path]
     try:
         index = json.loads(path.read_text())["weight_map"]
-    except (ValueError, KeyError, OSError) as error:
+        names = {Path(shard).name for shard in index.values()}  # shards lie beside their index, nowhere else
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise CheckpointError(f"{path}: this index of shards cannot be read ({error})") from None
-    files = sorted({path.parent / shard for shard in index.values()})
+    files = sorted(path.parent / name for name in names)
     missing = [f.name for f in files if not f.is_file()]
     if missing:
         raise CheckpointError(f"{path.parent}: missing shards: {', '.join(missing)}; copy them beside {path.name}")
