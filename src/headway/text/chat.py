@@ -33,7 +33,7 @@ def render(
     _check(messages)
     compiled = _compile(template)
     try:
-        text = compiled.render(
+        pieces = compiled.generate(
             messages=list(messages),
             tools=list(tools) if tools is not None else None,
             documents=list(documents) if documents is not None else None,
@@ -41,17 +41,25 @@ def render(
             **(special or {}),
             **variables,
         )
+        text, length = [], 0
+        for piece in pieces:
+            length += len(piece)
+            if length > LIMIT:
+                raise OverflowError(f"it makes more than {LIMIT} characters")
+            text.append(piece)
     except Exception as error:
         raise TokenizerError(f"the chat template fails: {type(error).__name__}: {error}") from None
-    if len(text) > LIMIT:
-        raise TokenizerError(f"the chat template made {len(text)} characters; the limit is {LIMIT}")
-    if continue_final_message:
-        last = str(messages[-1]["content"]).strip()
-        at = text.rindex(last) if last in text else -1
-        if at < 0:
-            raise TokenizerError("the chat template changes the last message; it cannot be continued")
-        text = text[: at + len(last)]
-    return text
+    return "".join(text) if not continue_final_message else _up_to_last("".join(text), messages)
+
+
+def _up_to_last(text: str, messages: Sequence[dict[str, Any]]) -> str:
+    """The text cut at the end of the last message's words."""
+    content = messages[-1].get("content")
+    last = content.strip() if isinstance(content, str) else ""
+    at = text.rfind(last) if last else -1
+    if at < 0:
+        raise TokenizerError("the last message has no text that the chat template keeps; it cannot be continued")
+    return text[: at + len(last)]
 
 
 def _check(messages: Sequence[dict[str, Any]]) -> None:
@@ -72,9 +80,23 @@ def _compile(template: str):
     def tojson(value: Any, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
         return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _generation_tag()]
-    )
+    class Sandbox(ImmutableSandboxedEnvironment):
+        """Refuses, besides what Jinja's does, operators that could make one huge value."""
+
+        intercepted_binops = frozenset({"*", "**", "%"})
+
+        def call_binop(self, context, operator, left, right):
+            numbers = isinstance(left, (int, float)) and isinstance(right, (int, float))
+            if operator == "*" and not numbers:
+                sizes = [v if isinstance(v, int) else len(v) for v in (left, right)]
+                large = sizes[0] * sizes[1] > LIMIT
+            else:
+                large = operator == "**" and abs(right) > 64 or operator == "%" and not numbers
+            if large:
+                raise OverflowError(f"'{operator}' would make too large a value")
+            return super().call_binop(context, operator, left, right)
+
+    environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _generation_tag()])
     environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)

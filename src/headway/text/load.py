@@ -67,12 +67,18 @@ def _core(folder: Path, config: dict[str, Any]):
     if (folder / "vocab.txt").is_file():
         from tokenizers import BertWordPieceTokenizer
 
-        lower = config.get("do_lower_case", True)
-        return BertWordPieceTokenizer(str(folder / "vocab.txt"), lowercase=lower)._tokenizer
+        lower, accents = config.get("do_lower_case", True), config.get("strip_accents")
+        try:
+            return BertWordPieceTokenizer(str(folder / "vocab.txt"), lowercase=lower, strip_accents=accents)._tokenizer
+        except Exception as error:
+            raise TokenizerError(f"{folder / 'vocab.txt'}: is no WordPiece vocabulary ({error})") from None
     if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
         from tokenizers import ByteLevelBPETokenizer
 
-        return ByteLevelBPETokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"))._tokenizer
+        try:
+            return ByteLevelBPETokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"))._tokenizer
+        except Exception as error:
+            raise TokenizerError(f"{folder / 'vocab.json'}: is no byte-level vocabulary ({error})") from None
     raise TokenizerError(f"'{folder}' has no tokenizer; looked for tokenizer.json, vocab.txt, vocab.json with merges.txt")
 
 

@@ -164,7 +164,7 @@ class Tokenizer:
     ) -> dict[str, Tensor]:
         """input_ids and attention_mask (B, L), and token_type_ids if the model takes them, padded to the longest.
 
-        `options` as in `encode`. Texts past the model's length are cut unless `truncation` is None is asked for.
+        `options` as in `encode`: texts past the model's length are cut only where `truncation` says how.
         """
         side = padding_side or self.padding_side
         if side not in ("left", "right"):
@@ -200,21 +200,19 @@ class Tokenizer:
 
     def stream(self, ids: Iterable[int], skip_special_tokens: bool = True) -> Iterator[str]:
         """Text of tokens as they come: a piece is given once its characters are whole."""
-        held: list[int] = []
-        done = ""
+        held: list[int] = []  # the tokens of the last piece, which the next one may join on to, and those after it
+        done, before = "", 0  # the text and number of the former
         for i in ids:
             held.append(int(i))
-            text = self.core.decode(held, skip_special_tokens=skip_special_tokens)
+            text = self.decode(held, skip_special_tokens)
             if text.endswith("\ufffd") or len(text) <= len(done):
                 continue
             yield text[len(done) :]
-            done = text
-            if text.endswith("\n"):  # start afresh where nothing joins across
-                held, done = [], ""
-        if held:
-            text = self.core.decode(held, skip_special_tokens=skip_special_tokens)
-            if len(text) > len(done):
-                yield text[len(done) :]
+            held, before = held[before:], len(held) - before
+            done = self.decode(held, skip_special_tokens)
+        text = self.decode(held, skip_special_tokens)
+        if len(text) > len(done):
+            yield text[len(done) :]
 
     # ---------------------------------------------------------------- chat
     def chat(self, messages: Sequence[dict[str, Any]], **options) -> str:
