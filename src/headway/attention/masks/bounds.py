@@ -53,7 +53,7 @@ def hull_bounds(terms: tuple[Conjunction, ...], bound) -> tuple[Tensor, Tensor]:
 
 def _by_slots(term: Conjunction) -> bool:
     """Whether explicit key positions ascend with slots (inside documents they do), or do not matter."""
-    return not term.positional or any(isinstance(m, CuSegments) for m in term.slotted)
+    return len(term.positional) == 0 or any(isinstance(m, CuSegments) for m in term.slotted)
 
 
 def _interval(term: Conjunction, bound) -> tuple[Tensor, Tensor]:
