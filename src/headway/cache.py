@@ -67,12 +67,12 @@ class DynamicCache:
         else:
             slots = before[rows] + token - index.cu_seqlens[rows]
         self.lengths = before + added
-        self.longest += index.max_len
-        self.room(self.longest)
+        self.advance(index.max_len)
         return Step(rows, slots, before, self.lengths, self.size_of(self.longest), fresh, index.max_len)
 
-    def room(self, needed: int) -> None:
-        """Called before tokens are added; `StaticCache` refuses here."""
+    def advance(self, added: int) -> None:
+        """Counts tokens that are about to be added."""
+        self.longest += added
 
     def size_of(self, needed: int) -> int:
         return needed
@@ -122,9 +122,13 @@ class StaticCache(DynamicCache):
         super().__init__()
         self.max_len = max_len
 
-    def room(self, needed: int) -> None:
-        if needed > self.max_len:
+    def advance(self, added: int) -> None:
+        if torch.compiler.is_compiling():  # a number that changes with every step would be a graph for every step
+            return
+        if self.longest + added > self.max_len:
+            needed = self.longest + added
             raise InputError(f"the static cache holds {self.max_len} tokens a row, {needed} are needed; make a longer one")
+        super().advance(added)
 
     def size_of(self, needed: int) -> int:
         return self.max_len
