@@ -12,7 +12,7 @@ from headway.checkpoints.gguf import GGUFFile
 from headway.errors import TokenizerError
 from headway.text.tokenizer import Tokenizer
 
-NORMAL, CONTROL, USER_DEFINED, BYTE = 1, 3, 4, 6
+NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
 
 LLAMA3_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -111,7 +111,11 @@ def _add_special(core, pieces: list[str], types: list[int]) -> None:
     from tokenizers import AddedToken
 
     control = [AddedToken(p, normalized=False, special=True) for p, t in zip(pieces, types) if t == CONTROL]
-    defined = [AddedToken(p, normalized=False, special=False) for p, t in zip(pieces, types) if t == USER_DEFINED]
+    # a run of spaces is looked for where spaces have become what the pieces are made of, as SentencePiece does
+    spaces = core.normalizer is not None and core.normalizer.normalize_str("  ") == "▁▁"
+    defined = [
+        AddedToken(p, normalized=spaces and not p.strip(" "), special=False) for p, t in zip(pieces, types) if t == USER_DEFINED
+    ]
     core.add_special_tokens(control)
     core.add_tokens(defined)
 

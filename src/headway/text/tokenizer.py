@@ -112,7 +112,9 @@ class Tokenizer:
         try:
             inputs = list(texts) if pairs is None else list(zip(texts, pairs))
             found = self.core.encode_batch(inputs, is_pretokenized=words, add_special_tokens=add_special_tokens)
-        except Exception as error:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # the library's panics are no Exception
             raise TokenizerError(f"the text cannot be encoded: {error}") from None
         finally:
             self.core.no_truncation()
@@ -143,15 +145,10 @@ class Tokenizer:
         """Pre-split words lose their spaces with a byte-level tokenizer that adds none."""
         pre = json.loads(self.core.to_str()).get("pre_tokenizer") or {}
         parts = pre.get("pretokenizers", [pre])
-        if any(p.get("type") == "ByteLevel" and not p.get("add_prefix_space") for p in parts):
-            if not self._spaced(parts):
-                warnings.warn(
-                    "this tokenizer puts no space before pre-split words; load it with add_prefix_space=True", stacklevel=4
-                )
-
-    @staticmethod
-    def _spaced(parts: list[dict]) -> bool:
-        return any(p.get("type") == "Metaspace" for p in parts)
+        bare = any(p.get("type") == "ByteLevel" and not p.get("add_prefix_space") for p in parts)
+        if bare and not any(p.get("type") == "Metaspace" for p in parts):
+            text = "this tokenizer puts no space before pre-split words; load it with add_prefix_space=True"
+            warnings.warn(text, stacklevel=4)
 
     def __call__(
         self,
