@@ -9,6 +9,7 @@ from torch import Tensor
 
 from headway.errors import CheckpointError
 
+PLAIN = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 def fit(model, tensors: dict[str, Tensor], where: str, *, new_head: bool) -> None:
     """Puts `tensors` into `model` (built on the meta device), in place.
@@ -18,31 +19,53 @@ def fit(model, tensors: dict[str, Tensor], where: str, *, new_head: bool) -> Non
     """
     own = dict(model.state_dict(keep_vars=True))
     tensors = with_prefix(tensors, own, model.base_model_prefix)
-    tied = model.tied_weights if model.config.tie_word_embeddings else {}
-    for absent, present in tied.items():
-        if absent in own and absent not in tensors and present in tensors:
-            tensors[absent] = tensors[present]
+    _complete_ties(model, tensors, own, where)
     missing = sorted(n for n in own if n not in tensors)
     unexpected = sorted(n for n in tensors if n not in own and not ignorable(n, model))
     shapes = sorted(n for n, t in tensors.items() if n in own and t.shape != own[n].shape)
+    kinds = sorted(n for n, t in tensors.items() if n in own and own[n].is_floating_point() and t.dtype not in PLAIN)
     fresh = []
     if new_head:
         unexpected = [n for n in unexpected if not _is_head(n, model)]  # what is left out is another task's head
         fresh = [n for n in [*missing, *shapes] if _is_head(n, model)]
         shapes = [n for n in shapes if n not in fresh]
     missing = [n for n in missing if n not in fresh]
-    if missing or unexpected or shapes:
-        raise CheckpointError(_report(where, type(model).__name__, missing, unexpected, shapes, tensors, own))
+    if missing or unexpected or shapes or kinds:
+        wrong = {
+            "missing": missing,
+            "unexpected": unexpected,
+            "wrong shape": [f"{n} {tuple(tensors[n].shape)} instead of {tuple(own[n].shape)}" for n in shapes],
+            "no plain weights": [f"{n} is {str(tensors[n].dtype).removeprefix('torch.')}" for n in kinds],
+        }
+        raise CheckpointError(_report(where, type(model).__name__, wrong))
     state = {n: tensors[n] for n in own if n in tensors and n not in fresh}
     model.load_state_dict(state, strict=False, assign=True)
     if fresh:
         _initialise(model, fresh, next(iter(state.values())))
         warnings.warn(
             f"{where} has no {type(model).__name__} head; these are newly initialised and need training: {', '.join(fresh)}",
-            stacklevel=4,
+            stacklevel=3,
         )
     model.tie_weights()
     model.init_buffers()
+
+
+def _complete_ties(model, tensors: dict[str, Tensor], own: dict[str, Tensor], where: str) -> None:
+    """Fills in the half of a tied pair that a checkpoint lacks, whichever it is.
+
+    Where it stores both halves and they differ, the weights are right and the config is not: the pair is untied.
+    """
+    if not model.config.tie_word_embeddings:
+        return
+    for absent, present in model.tied_weights.items():
+        for one, other in ((absent, present), (present, absent)):
+            if one in own and one not in tensors and other in tensors:
+                tensors[one] = tensors[other]
+    pairs = [(tensors[a], tensors[p]) for a, p in model.tied_weights.items() if a in own and a in tensors and p in tensors]
+    if any(not torch.equal(a, p) for a, p in pairs if a is not p and a.shape == p.shape):
+        warnings.warn(f"{where} stores different values for weights that its config ties; they are not tied", stacklevel=5)
+        model.config.tie_word_embeddings = False
+        tensors.update({a: tensors[a].clone() for a in model.tied_weights if a in own and a in tensors})
 
 
 def with_prefix(tensors: dict[str, Tensor], own: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -90,18 +113,10 @@ def _initialise(model, names: list[str], like: Tensor) -> None:
         model.init_weights(module)
 
 
-def _report(where, model, missing, unexpected, shapes, tensors, own) -> str:
+def _report(where: str, model: str, wrong: dict[str, list[str]]) -> str:
     lines = [f"{where} does not fit {model}:"]
-
-    def some(names: list[str]) -> str:
-        return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-
-    if missing:
-        lines.append(f"  missing: {some(missing)}")
-    if unexpected:
-        lines.append(f"  unexpected: {some(unexpected)}")
-    if shapes:
-        lines.append(
-            f"  wrong shape: {some([f'{n} {tuple(tensors[n].shape)} instead of {tuple(own[n].shape)}' for n in shapes])}"
-        )
+    for what, names in wrong.items():
+        if names:
+            more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+            lines.append(f"  {what}: {', '.join(names[:8])}{more}")
     return "\n".join(lines)

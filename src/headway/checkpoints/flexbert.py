@@ -59,7 +59,7 @@ def convert_flexbert(src: str | Path, dst: str | Path, *, config: str | Path | N
     the `*config*.json` beside the weights. Raises CheckpointError naming each option that cannot be converted.
     """
     tensors, research = read(Path(src), None if config is None else Path(config))
-    check_finite(tensors, str(src))
+    check_finite(tensors, f"{src} is damaged")
     raw = convert_config(research)
     config_class, model_class = resolve_class(raw, "masked-lm")
     settings = config_class.from_dict(raw)

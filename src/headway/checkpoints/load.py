@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,9 @@ def load(
         )
     opened = GGUFFile(source.weights) if source.is_gguf else None
     raw = opened.config() if opened else read_config(source)
+    if raw.get("quantization_config"):
+        method = dict(raw["quantization_config"]).get("quant_method", "an unknown method")
+        raise CheckpointError(f"'{ref}' is quantised with {method}; Headway reads plain safetensors, and GGUF for quantised weights")
     if num_labels is not None:
         raw = {**raw, "id2label": {i: f"LABEL_{i}" for i in range(num_labels)}}
     config_class, model_class = resolve_class(raw, task)
@@ -66,11 +70,17 @@ def load(
             f"the config of '{ref}' describes no model that can be built ({type(error).__name__}: {error})"
         ) from error
     tensors = opened.tensors() if opened else read_tensors(source.weights, allow_pickle)
-    check_finite(tensors, str(ref))
+    check_finite(tensors, f"{ref} is damaged")
     wanted = _dtype(dtype)
     if wanted is not None:
         tensors = {n: t.to(wanted) if t.is_floating_point() else t for n, t in tensors.items()}
+        check_finite(tensors, f"{ref} does not fit into {wanted}, take float32 or bfloat16")
     stored_as = (raw.get("architectures") or [None])[0]
+    if task is None and stored_as not in (None, model_class.__name__):
+        warnings.warn(
+            f"{ref} names the architecture {stored_as}, which Headway lacks; loaded as {model_class.__name__}, task= takes another",
+            stacklevel=2,
+        )
     fit(model, tensors, str(ref), new_head=stored_as != model_class.__name__ or num_labels is not None)
     if device is not None:
         model.to(device)

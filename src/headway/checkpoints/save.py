@@ -55,6 +55,7 @@ def save_model(model, directory, *, shard_size: int = 5 * 2**30, tokenizer_from:
     tokenizer_from = tokenizer_from or getattr(model, "source", None)
     with whole_directory(Path(directory)) as folder:
         config = {**model.config.to_dict(), "architectures": [type(model).__name__]}
+        config.pop("torch_dtype", None)  # the older name
         config["dtype"] = str(model.dtype).removeprefix("torch.")
         (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
         shards = _shards(tensors, shard_size)

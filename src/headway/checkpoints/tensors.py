@@ -78,10 +78,10 @@ def load_pickle(file: Path, allow_pickle: bool):
         ) from None
 
 
-def check_finite(tensors: dict[str, Tensor], where: str) -> None:
-    """Raises CheckpointError naming the tensors that hold NaN or infinity."""
+def check_finite(tensors: dict[str, Tensor], what: str) -> None:
+    """Raises CheckpointError naming the tensors that hold NaN or infinity. what: what that means for the reader."""
     bad = [n for n, t in tensors.items() if t.is_floating_point() and not bool(torch.isfinite(t.sum(dtype=torch.float32)))]
     bad = [n for n in bad if not bool(torch.isfinite(tensors[n]).all())]
     if bad:
         more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
-        raise CheckpointError(f"{where}: NaN or infinite values in {', '.join(bad[:5])}{more}; the checkpoint is damaged")
+        raise CheckpointError(f"{what}: NaN or infinite values in {', '.join(bad[:5])}{more}")
