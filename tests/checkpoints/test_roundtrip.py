@@ -12,7 +12,7 @@ import headway
 import headway.errors
 from headway.checkpoints.save import save_model
 
-TINY = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
+TINY = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 LLAMA = transformers.LlamaConfig(**TINY, num_key_value_heads=2, tie_word_embeddings=True)
 GEMMA3 = transformers.Gemma3TextConfig(**TINY, num_key_value_heads=2, head_dim=8, query_pre_attn_scalar=8, sliding_window=4)
 BERT = transformers.BertConfig(**TINY, max_position_embeddings=32)

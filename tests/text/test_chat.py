@@ -13,15 +13,27 @@ CHATML = (
     "{%- if tools %}{{ tools | tojson(indent=2) }}{% endif %}{% if documents %}{{ documents | tojson }}{% endif %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-MARKED = "{% for m in messages %}{% generation %}{{ m.content }};{% endgeneration %}{% if loop.last %}{% break %}{% endif %}{% endfor %}"
+MARKED = (
+    "{% for m in messages %}{% generation %}{{ m.content }};{% endgeneration %}"
+    "{% if loop.last %}{% break %}{% endif %}{% endfor %}"
+)
 CHAT = [{"role": "user", "content": " a < b & 'c' ü "}, {"role": "assistant", "content": "yes"}]
-TOOL = {"type": "function", "function": {"name": "f<>", "description": "it's", "parameters": {"type": "object", "properties": {}}}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "f<>", "description": "it's", "parameters": {"type": "object", "properties": {}}},
+}
 
 
 @pytest.mark.parametrize("template", [CHATML, MARKED])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"add_generation_prompt": True}, {"continue_final_message": True}, {"tools": [TOOL]}, {"documents": [{"title": "t<"}]}],
+    [
+        {},
+        {"add_generation_prompt": True},
+        {"continue_final_message": True},
+        {"tools": [TOOL]},
+        {"documents": [{"title": "t<"}]},
+    ],
     ids=str,
 )
 def test_equal_to_transformers(template, options):
@@ -44,12 +56,11 @@ def test_real_template(weights):
         "{{ ''.__class__.__mro__[1].__subclasses__() }}",
         "{{ messages.append(1) }}",
         "{{ cycler.__init__.__globals__.os.system('true') }}",
-        "{{ raise_exception.__globals__ }}",
         "{% for i in range(10**9) %}x{% endfor %}",
         "{% for i in range(99999) %}{% for j in range(99999) %}x{% endfor %}{% endfor %}",
         "{{ 'a' * 10**12 }}",
         "{{ [1] * 10**12 }}",
-        "{{ 9 ** 9 ** 9 }}",
+        "{{ 9 ** (9 ** 9) }}",
         "{{ '%99999999999d' % 1 }}",
         "{% include 'etc/passwd' %}",
         "{{ raise_exception('roles must alternate') }}",
@@ -60,6 +71,10 @@ def test_real_template(weights):
 def test_hostile_and_broken_templates_are_refused(template):
     with pytest.raises(TokenizerError, match="chat template"):
         render(template, CHAT)
+
+
+def test_what_the_sandbox_hides_renders_as_nothing():
+    assert render("[{{ raise_exception.__globals__ }}{{ messages.__class__ }}]", CHAT) == "[]"
 
 
 def test_messages_that_are_none():
