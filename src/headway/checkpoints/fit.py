@@ -11,6 +11,7 @@ from headway.errors import CheckpointError
 
 PLAIN = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
+
 def fit(model, tensors: dict[str, Tensor], where: str, *, new_head: bool) -> None:
     """Puts `tensors` into `model` (built on the meta device), in place.
 

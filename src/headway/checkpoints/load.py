@@ -55,7 +55,9 @@ def load(
     raw = opened.config() if opened else read_config(source)
     if raw.get("quantization_config"):
         method = dict(raw["quantization_config"]).get("quant_method", "an unknown method")
-        raise CheckpointError(f"'{ref}' is quantised with {method}; Headway reads plain safetensors, and GGUF for quantised weights")
+        raise CheckpointError(
+            f"'{ref}' is quantised with {method}; Headway reads plain safetensors, and GGUF for quantised weights"
+        )
     if num_labels is not None:
         raw = {**raw, "id2label": {i: f"LABEL_{i}" for i in range(num_labels)}}
     config_class, model_class = resolve_class(raw, task)
