@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from headway import load
 from headway.errors import CheckpointError
 
-TINY = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4)
+TINY = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
 EMBED, HEAD, UP = "model.embed_tokens.weight", "lm_head.weight", "model.layers.0.mlp.up_proj.weight"
 IDS = torch.arange(3, 12)[None]
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("transformers")
-
 from tests.integrations.architectures import ARCHITECTURES
 from tests.integrations.sweep import DIFFERS, MISSING, PASS, REFUSED, UNTOUCHED, build, distance, examine, inputs_of, results
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-
-pytest.importorskip("transformers")
-
 from transformers import masking_utils as mu
 
 from headway.integrations.transformers.mask import HeadwayMask

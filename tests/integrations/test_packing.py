@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-pytest.importorskip("transformers")
-
 from headway.integrations.transformers import PackingCollator, packed, register
 from tests.integrations import tiny
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import pytest
 import torch
-
-tf = pytest.importorskip("transformers")
+import transformers as tf
 
 from headway.integrations.transformers import unpad
 from tests.integrations import tiny
 
+DISTIL = {"vocab_size": 99, "dim": 64, "hidden_dim": 64, "n_heads": 4, "n_layers": 2}
 MODELS = {
     "bert": lambda: tiny.bert(),
     "roberta": lambda: tiny.build(tf.RobertaModel, tf.RobertaConfig(**tiny.SMALL)),
     "xlm-roberta": lambda: tiny.build(tf.XLMRobertaModel, tf.XLMRobertaConfig(**tiny.SMALL)),
-    "distilbert": lambda: tiny.build(tf.DistilBertModel, tf.DistilBertConfig(vocab_size=99, dim=64, hidden_dim=64, n_heads=4, n_layers=2)),
+    "distilbert": lambda: tiny.build(tf.DistilBertModel, tf.DistilBertConfig(**DISTIL)),
     "mpnet": lambda: tiny.build(tf.MPNetModel, tf.MPNetConfig(**tiny.SMALL)),
     "modernbert": lambda: tiny.modernbert(),
     "electra": lambda: tiny.build(tf.ElectraModel, tf.ElectraConfig(embedding_size=64, **tiny.SMALL)),
-}  # fmt: skip
+}
 
 
 def holes(length: int = 13):
