@@ -1,6 +1,6 @@
 """MPNet has attention code of its own, with one relative bias for all layers. Unpadded, everything but attention is packed.
 
-    packed (1, T, hidden) -> q, k, v -> rows (B, H, L, D), bias (1, H, L, L), padding mask -> packed (1, T, hidden)
+packed (1, T, hidden) -> q, k, v -> rows (B, H, L, D), bias (1, H, L, L), padding mask -> packed (1, T, hidden)
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def _read(fn: Callable, frame: Frame, inside: bool) -> Mask:
         left = cells["left_padding"][:, None]
 
         def chunk(at: Tensor) -> Tensor:
-            return torch.div(at[None] - left, cells["chunk_size"], rounding_mode="floor")
+            return torch.div(at[None] - left, cells["chunk_size"], rounding_mode="floor") + left  # not below 0
 
         return documents(chunk(frame.q), chunk(frame.k))
     if kind == "padding_mask_function.<locals>.inner_mask":

@@ -87,6 +87,4 @@ def make_mask(
         mask = intersection([mask, inside])
     expression = None if mask is EVERYTHING else mask
     positions = frame.positions if within.positions is None else within.positions
-    return HeadwayMask(
-        expression, batch_size, q_length, kv_length, positions, frame.device, band_of(mask), within.positions
-    )
+    return HeadwayMask(expression, batch_size, q_length, kv_length, positions, frame.device, band_of(mask), within.positions)

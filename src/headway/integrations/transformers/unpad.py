@@ -25,8 +25,8 @@ def unpad(model: nn.Module) -> nn.Module:
 
     model: an encoder of transformers (`ENCODERS`) or one with a head on it. Outputs at real tokens, and everything made from
     them, are unchanged, gradients included; outputs at padding are 0. Its attention becomes "headway" if it is another's.
-    Applying it twice changes nothing. Raises ValueError for a model it does not know, or a decoder; in a call, for arguments that have
-    no packed form (4-D masks, output_attentions).
+    Applying it twice changes nothing. Raises ValueError for a model it does not know, or a decoder; in a call, for arguments
+    that have no packed form (4-D masks, output_attentions).
     """
     from headway.integrations.transformers.register import register
 
@@ -105,7 +105,9 @@ class Unpadded:
 
     def _check(self, kwargs: dict) -> None:
         if kwargs["attention_mask"].dim() != 2:
-            raise ValueError("an unpadded encoder takes attention_mask (B, L), 1 = real token; masks between tokens have no packed form")
+            raise ValueError(
+                "an unpadded encoder takes attention_mask (B, L), 1 = real token; masks between tokens have no packed form"
+            )
         if kwargs.get("output_attentions"):
             raise ValueError("an unpadded encoder has no (B, H, L, L) weights to return; leave output_attentions off")
         if kwargs.get("encoder_hidden_states") is not None:
@@ -114,7 +116,7 @@ class Unpadded:
 
 def default_positions(encoder, ids: Tensor | None, embeds: Tensor | None) -> Tensor:
     """The positions (B or 1, L) that the model itself would take in the padded layout."""
-    table = getattr(encoder, "embeddings", None)
+    table: Any = getattr(encoder, "embeddings", None)
     from_ids = getattr(table, "create_position_ids_from_input_ids", None)
     if ids is not None and encoder.config.model_type == "mpnet":
         from transformers.models.mpnet.modeling_mpnet import create_position_ids_from_input_ids
