@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,10 @@ from headway.errors import CheckpointError, TokenizerError
 from headway.text.tokenizer import Tokenizer
 
 SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+CUSTOMARY = {  # special tokens of vocabularies that come without a description, by what the vocabulary must hold
+    "[CLS]": {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]", "mask_token": "[MASK]"},
+    "<|endoftext|>": dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>"),
+}
 TYPED = ("bert",)  # model types that take token_type_ids
 
 
@@ -39,6 +44,13 @@ def _from_folder(source: Source, add_prefix_space: bool | None) -> Tokenizer:
         if value is not None:
             special[name] = value["content"] if isinstance(value, dict) else value
     core = _core(folder, config)
+    if not (folder / "tokenizer.json").is_file():
+        for word, customary in CUSTOMARY.items():
+            if core.token_to_id(word) is not None:
+                special = {**customary, **special}
+        added = _json(folder / "added_tokens.json") or {}
+        core.add_tokens([t for t in sorted(added, key=added.__getitem__) if core.token_to_id(t) is None])
+    _keep_whole(core, special.values())
     if add_prefix_space is not None:
         core = _prefixed(core, add_prefix_space)
     template = config.get("chat_template")
@@ -75,11 +87,21 @@ def _core(folder: Path, config: dict[str, Any]):
     if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
         from tokenizers import ByteLevelBPETokenizer
 
+        files, space = (str(folder / "vocab.json"), str(folder / "merges.txt")), config.get("add_prefix_space", False)
         try:
-            return ByteLevelBPETokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"))._tokenizer
+            return ByteLevelBPETokenizer(*files, add_prefix_space=space)._tokenizer
         except Exception as error:
             raise TokenizerError(f"{folder / 'vocab.json'}: is no byte-level vocabulary ({error})") from None
     raise TokenizerError(f"'{folder}' has no tokenizer; looked for tokenizer.json, vocab.txt, vocab.json with merges.txt")
+
+
+def _keep_whole(core, texts: Iterable[str]) -> None:
+    """Special tokens that the vocabulary holds are found in a text as they are, not taken apart."""
+    from tokenizers import AddedToken
+
+    known = {t.content for t in core.get_added_tokens_decoder().values()}
+    new = [t for t in dict.fromkeys(texts) if t not in known and core.token_to_id(t) is not None]
+    core.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in new])
 
 
 def _prefixed(core, add: bool):
@@ -98,6 +120,9 @@ def _json(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise CheckpointError(f"{path}: is no valid JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path}: holds no JSON object")
+    return found
