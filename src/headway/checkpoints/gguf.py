@@ -159,4 +159,6 @@ class GGUFFile:
 
 def halves(weight: Tensor, heads: int) -> Tensor:
     """Rows of each head from interleaved order (0, 1 a pair) to half order (0, D/2 a pair)."""
+    if heads < 1 or weight.shape[0] % (2 * heads):
+        raise CheckpointError(f"{weight.shape[0]} rows of queries or keys do not divide into {heads} heads of pairs")
     return weight.view(heads, -1, 2, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)

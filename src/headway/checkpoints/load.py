@@ -80,7 +80,7 @@ def load(
     stored_as = (raw.get("architectures") or [None])[0]
     if task is None and stored_as not in (None, model_class.__name__):
         warnings.warn(
-            f"{ref} names the architecture {stored_as}, which Headway lacks; loaded as {model_class.__name__}, task= takes another",
+            f"{ref} is a {stored_as}, which Headway lacks; loaded as {model_class.__name__}; task= chooses another",
             stacklevel=2,
         )
     fit(model, tensors, str(ref), new_head=stored_as != model_class.__name__ or num_labels is not None)

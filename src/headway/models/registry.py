@@ -64,7 +64,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, str]]] = {
 def family_of(config: dict[str, Any]) -> tuple[str, str, dict[str, str]]:
     """The entry of FAMILIES for a config.json; HeadwayError listing the known types otherwise."""
     kind = config.get("model_type")
-    if kind not in FAMILIES:
+    if not isinstance(kind, str) or kind not in FAMILIES:
         names = ", ".join(sorted(FAMILIES))
         raise HeadwayError(f"unknown architecture: model_type {kind!r}; Headway has {names}")
     return FAMILIES[kind]
