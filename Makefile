@@ -29,7 +29,6 @@ lint: $(VENV)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/headway modular check --all
 
 bench: models
 	$(PIP) -r benchmarks/requirements.txt

@@ -4,12 +4,15 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-if TYPE_CHECKING:
-    from headway.attention import attention_backend, attention_full, plan_attention, register_backend
-    from headway.checkpoints.load import load
-    from headway.encoding import encode
-    from headway.generation import generate
-    from headway.text.load import load_tokenizer
+if TYPE_CHECKING:  # what __getattr__ below gives
+    from headway.attention import attention_backend as attention_backend
+    from headway.attention import attention_full as attention_full
+    from headway.attention import plan_attention as plan_attention
+    from headway.attention import register_backend as register_backend
+    from headway.checkpoints.load import load as load
+    from headway.encoding import encode as encode
+    from headway.generation import generate as generate
+    from headway.text.load import load_tokenizer as load_tokenizer
 
 _PLACES = {
     "attention_backend": "headway.attention",

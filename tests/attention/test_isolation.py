@@ -5,7 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 
-BLOCK = "import sys\nsys.modules.update(dict.fromkeys({names}))\n"  # None there: importing it fails, looking for it finds nothing
+BLOCK = (
+    "import sys\nsys.modules.update(dict.fromkeys({names}))\n"  # None there: importing it fails, looking for it finds nothing
+)
 OPTIONAL = {
     "transformers", "gguf", "flash_attn", "flash_attn_interface", "xformers", "mslk", "datasets", "pyarrow", "sklearn",
     "seqeval", "tensorboard", "peft", "accelerate", "matplotlib", "sentence_transformers", "ruff", "ray", "PIL", "pandas",

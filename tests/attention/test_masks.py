@@ -77,7 +77,7 @@ class Case:
 
     def atoms(self):
         """(mask, by-hand rule over (b, h, q slot, k slot, q position, k position))."""
-        doc = lambda cu, i: next((n for n in range(len(cu) - 1) if cu[n] <= i < cu[n + 1]), None)  # noqa: E731
+        doc = lambda cu, i: next((n for n in range(len(cu) - 1) if cu[n] <= i < cu[n + 1]), None)
         return [
             (masks.causal(), lambda b, h, q, k, qp, kp: kp <= qp),
             (masks.window(2, 1), lambda b, h, q, k, qp, kp: qp - 2 <= kp <= qp + 1),
@@ -101,7 +101,10 @@ class Case:
                 masks.documents.from_cu_seqlens(self.cu_q, self.cu_kv),
                 lambda b, h, q, k, qp, kp: doc(self.cu_q, q) is not None and doc(self.cu_q, q) == doc(self.cu_kv, k),
             ),
-            (masks.predicate(lambda b, h, q, k: (q + 2 * k + h) % 3 != 0), lambda b, h, q, k, qp, kp: (qp + 2 * kp + h) % 3 != 0),
+            (
+                masks.predicate(lambda b, h, q, k: (q + 2 * k + h) % 3 != 0),
+                lambda b, h, q, k, qp, kp: (qp + 2 * kp + h) % 3 != 0,
+            ),
         ]
 
 

@@ -17,7 +17,7 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 def qkv(b=2, hq=4, hkv=2, lq=5, lk=7, d=8, dv=None, dtype=torch.float32):
     g = torch.Generator().manual_seed(3)
-    make = lambda *s: torch.randn(*s, generator=g, dtype=torch.float64).to(dtype)  # noqa: E731
+    make = lambda *s: torch.randn(*s, generator=g, dtype=torch.float64).to(dtype)
     return make(b, hq, lq, d), make(b, hkv, lk, d), make(b, hkv, lk, dv or d)
 
 
@@ -78,7 +78,9 @@ def test_documents_are_the_same_as_separate_sequences(name):
     q, k, v = qkv(b=1, lq=9, lk=9)
     mask = masks.documents.from_cu_seqlens(torch.tensor([0, 4, 5, 9])) & masks.causal()
     whole = attention(q, k, v, mask=mask, backend=name)
-    apart = [reference_attention(*(t[:, :, a:b] for t in (q, k, v)), mask=masks.causal()).output for a, b in ((0, 4), (4, 5), (5, 9))]
+    apart = [
+        reference_attention(*(t[:, :, a:b] for t in (q, k, v)), mask=masks.causal()).output for a, b in ((0, 4), (4, 5), (5, 9))
+    ]
     torch.testing.assert_close(whole.double(), torch.cat(apart, 2), atol=1e-5, rtol=1e-5)
 
 
@@ -102,7 +104,9 @@ def test_empty_rows_give_zeros_and_zero_gradients(name, dtype):
 def test_an_empty_row_with_a_sink_has_the_sinks_log_sum_exp(name):
     q, k, v = qkv()
     sinks = torch.tensor([0.5, -1.0, 2.0, 0.0])
-    result = attention_full(q, k, v, mask=masks.lengths(kv=torch.tensor([0, 7])), sink_logits=sinks, backend=name, need=("lse",))
+    result = attention_full(
+        q, k, v, mask=masks.lengths(kv=torch.tensor([0, 7])), sink_logits=sinks, backend=name, need=("lse",)
+    )
     torch.testing.assert_close(result.lse[0], sinks[:, None].expand(-1, 5))
     assert (result.output[0] == 0).all()
 
@@ -151,7 +155,9 @@ def test_sinks(name, dtype):
 @pytest.mark.parametrize("name", OWN)
 def test_a_sink_takes_mass_and_gives_no_value(name):
     """One key with score 0 and a sink of 0 share the mass: half of the value comes out."""
-    out = attention(torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 1, 4), torch.ones(1, 1, 1, 4), sink_logits=torch.zeros(1), backend=name)
+    out = attention(
+        torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 1, 4), torch.ones(1, 1, 1, 4), sink_logits=torch.zeros(1), backend=name
+    )
     torch.testing.assert_close(out, torch.full((1, 1, 1, 4), 0.5))
 
 

@@ -9,7 +9,12 @@ from headway.attention.masks import Mask
 
 
 def leaves(q, k, v, **extra):
-    named = {"q": q, "k": k, "v": v, **{n: t for n, t in extra.items() if isinstance(t, torch.Tensor) and t.is_floating_point()}}
+    named = {
+        "q": q,
+        "k": k,
+        "v": v,
+        **{n: t for n, t in extra.items() if isinstance(t, torch.Tensor) and t.is_floating_point()},
+    }
     return {n: t.detach().clone().requires_grad_() for n, t in named.items()}
 
 
@@ -22,7 +27,9 @@ def run(function, q, k, v, call: dict, *, cast=None, grad: bool = True, need=("l
     rest = {n: x for n, x in call.items() if n not in extra}
     extras = {n: inputs[n] for n in extra}
     with torch.set_grad_enabled(grad):
-        result = function(inputs["q"], inputs["k"], inputs["v"], **extras, **rest, **({"need": need} if need is not None else {}))
+        result = function(
+            inputs["q"], inputs["k"], inputs["v"], **extras, **rest, **({"need": need} if need is not None else {})
+        )
         out = {"output": result.output.detach().double()}
         loss = (result.output.double() * probe(result.output)).sum()
         if result.lse is not None:
@@ -49,7 +56,9 @@ def reference(q, k, v, call, *, grad=True, weigh_lse=True, with_lse=True):
 
 
 def backend(name, q, k, v, call, *, grad=True, need=("lse",), weigh_lse=True):
-    return run(lambda *a, **kw: attention_full(*a, backend=name, **kw), q, k, v, call, grad=grad, need=need, weigh_lse=weigh_lse)
+    return run(
+        lambda *a, **kw: attention_full(*a, backend=name, **kw), q, k, v, call, grad=grad, need=need, weigh_lse=weigh_lse
+    )
 
 
 def plain(q, k, v, call, *, grad=True, with_lse=True, weigh_lse=True):

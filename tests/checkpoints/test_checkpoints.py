@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 import transformers as hf
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 import headway
 from headway.checkpoints.gguf import halves
-from headway.errors import CheckpointError, HeadwayError
-from tests.models.families import FAMILIES, build, hf_class
+from headway.errors import CheckpointError
+from tests.models.families import build
 
 TASK = {"bert": "masked-lm", "modernbert": "masked-lm"}
 

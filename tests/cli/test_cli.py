@@ -68,7 +68,9 @@ def test_compare(folder, tmp_path):
     text.write_text("a b c w1 w2 " * 20)
     page = tmp_path / "report.html"
     call = ("compare", folder, "--text", text, "--tokens", 24, "--runs", 1)
-    done = headway(*call, "--json", "--html", page, "--compile", "--backend", "eager", "--backend", "tiled", "--backend", "sdpa:cudnn")
+    done = headway(
+        *call, "--json", "--html", page, "--compile", "--backend", "eager", "--backend", "tiled", "--backend", "sdpa:cudnn"
+    )
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout[: done.stdout.rindex("}") + 1])
     rows = {r["backend"]: r for r in report["rows"]}

@@ -96,7 +96,7 @@ def test_sampling_is_reproducible_and_rows_do_not_depend_on_the_batch():
 
 def test_filters_by_hand():
     logits = torch.tensor([[0.5, 0.2, 0.2, 0.1]]).log()
-    keep = lambda **kw: (filtered(logits, Settings(temperature=1.0, **kw)) > -torch.inf)[0].tolist()  # noqa: E731
+    keep = lambda **kw: (filtered(logits, Settings(temperature=1.0, **kw)) > -torch.inf)[0].tolist()
     assert keep(top_k=1) == [True, False, False, False]
     assert keep(top_p=0.5) == [True, False, False, False] and keep(top_p=0.6) == [True, True, False, False]
     assert keep(min_p=0.3) == [True, True, True, False] and keep(min_p=1.0) == [True, False, False, False]
@@ -123,7 +123,8 @@ def test_beam_search_equals_transformers():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"max_new_tokens": 0}, {"temperature": -1}, {"top_p": 0}, {"top_k": 0}, {"min_p": 2}, {"beams": 2, "temperature": 1.0}]
+    "wrong",
+    [{"max_new_tokens": 0}, {"temperature": -1}, {"top_p": 0}, {"top_k": 0}, {"min_p": 2}, {"beams": 2, "temperature": 1.0}],
 )
 def test_settings_that_mean_nothing_are_refused(wrong):
     with pytest.raises(InputError):

@@ -1,4 +1,5 @@
 """Tiny configurations of every family, for Hugging Face transformers (the oracle) and for us."""
+# ruff: noqa: E501
 
 from __future__ import annotations
 

@@ -15,7 +15,14 @@ from headway.generation import generate
 pytestmark = pytest.mark.real
 
 TEXT = "The lighthouse keeper wrote the number of ships into his book, and"
-SENTENCES = ["A man is eating food.", "A girl plays guitar in the park.", "", "word " * 400, "Markets fell.", "日本語 and naïve"]
+SENTENCES = [
+    "A man is eating food.",
+    "A girl plays guitar in the park.",
+    "",
+    "word " * 400,
+    "Markets fell.",
+    "日本語 and naïve",
+]
 
 
 @pytest.fixture(scope="module")

@@ -47,7 +47,7 @@ class AttentionSwitch:
 
     def current(self) -> dict[int, str]:
         """The backend that each layer asks for, "auto" where it leaves the choice open."""
-        return {i: m.attention_backend or "auto" for i, m in self.layers().items()}
+        return {i: str(m.attention_backend or "auto") for i, m in self.layers().items()}
 
     def explain(self, batch=None) -> str:
         """What each layer runs and why. `batch` is a dict of forward arguments; without it, what is asked for is listed.

@@ -6,6 +6,11 @@ from headway.encoding import Encoder
 from headway.encoding.files import Job, embed_file
 
 
+def _lines(path) -> int:
+    with open(path, "rb") as f:
+        return sum(1 for _ in f)
+
+
 def run(model, source, target, field, pooling, normalize, budget, attention, dtype) -> None:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -14,7 +19,7 @@ def run(model, source, target, field, pooling, normalize, budget, attention, dty
     encoder = Encoder.load(model, attention=attention, **given)
     identity = repr((model, encoder.pooling, encoder.normalize, dtype))
     job = Job(source, target, identity, field)
-    total = sum(1 for _ in open(source, "rb")) if source.is_file() else None
+    total = _lines(source) if source.is_file() else None
     columns = (TextColumn("embedding"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, transient=False) as bar:
         task = bar.add_task("embedding", total=total)

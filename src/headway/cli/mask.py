@@ -76,6 +76,6 @@ def _call(node: ast.Call) -> masks.Mask:
         return t.bool() if name == "dense" else t
 
     try:
-        return getattr(masks, name)(*(value(a) for a in node.args), **{k.arg: value(k.value) for k in node.keywords})
+        return getattr(masks, name)(*(value(a) for a in node.args), **{str(k.arg): value(k.value) for k in node.keywords})
     except (ValueError, TypeError) as error:
         raise InputError(f"{ast.unparse(node)}: {error}") from None

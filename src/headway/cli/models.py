@@ -6,7 +6,7 @@ from headway.attention import AttentionSpec, backends
 from headway.models.registry import FAMILIES
 
 # family -> what its attention needs beyond plain causal or full attention
-NEEDS = {
+NEEDS: dict[str, tuple[dict, str]] = {
     "llama": ({"mask": "documents", "group": 3}, "causal, grouped queries"),
     "gemma": ({"mask": "documents", "head_dim": 256, "value_dim": 256}, "causal, head_dim 256"),
     "gemma2": ({"mask": "documents", "softcap": True, "head_dim": 256, "value_dim": 256}, "causal, windows, soft cap"),

@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -74,7 +75,7 @@ def compare(
             continue
         row.adaptations = sorted({a.text for plan, _ in plans for a in plan.adaptations})
         _errors(row, got, exact, eager, real)
-        row.peak_mib = _peak(lambda b=backend: step(model, inputs, b))
+        row.peak_mib = _peak(partial(step, model, inputs, backend))
         if count_graphs:
             row.graphs = graphs_of(model, inputs, backend)
         timed.append(row)

@@ -128,7 +128,9 @@ def described(folder: Path) -> dict[str, Any]:
         if kind == "Pooling" and file.is_file():
             said = json.loads(file.read_text())
             names = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean", "pooling_mode_lasttoken": "last"}
-            out.update({"pooling": ours for theirs, ours in names.items() if said.get(theirs)})
+            for theirs, ours in names.items():
+                if said.get(theirs):
+                    out["pooling"] = ours
             if said.get("pooling_mode") in POOLINGS:
                 out["pooling"] = said["pooling_mode"]
     return out

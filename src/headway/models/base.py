@@ -70,7 +70,7 @@ class PreTrainedModel(nn.Module):
         """Recomputes buffers that no checkpoint holds (after building on the meta device)."""
         for module in self.modules():
             if module is not self and hasattr(module, "init_buffers"):
-                module.init_buffers()
+                module.init_buffers()  # type: ignore[operator]
 
     def save_pretrained(self, directory, **options) -> None:
         """Writes config.json and safetensors that Hugging Face transformers and Headway load. See `checkpoints.save`."""

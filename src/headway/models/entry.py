@@ -53,7 +53,7 @@ class Entry:
         if index.uniform or self.forward.step is not None and not self.forward.step.fresh:
             return w
         width = w.shape[-1]
-        columns = index.indices % index.length  # type: ignore[operator]
+        columns = torch.as_tensor(index.indices % index.length)  # type: ignore[operator]
         at = w.new_full((index.batch * width,), index.length, dtype=torch.int64)
         at = at.index_copy(0, self.forward._places(width), columns).view(index.batch, width)
         out = w.new_zeros(*w.shape[:2], index.length + 1, index.length + 1)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, dataclass_transform
 
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 
+@dataclass_transform(kw_only_default=True)
 def _output(cls):
     cls = dataclass(kw_only=True)(cls)
     names = [f.name for f in dataclasses.fields(cls)]

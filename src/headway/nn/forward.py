@@ -112,8 +112,9 @@ class Forward:
             if band is not None:
                 mask = mask & band
             return mask.bind(length, length, batch=q.shape[0], q_positions=positions, kv_positions=positions, device=q.device)
-        step = self.step
-        if q.shape[0] == 1 and length == 1 and kv_len == step.size and self.cache.size_of(1) != kv_len and _sees_all(band):
+        step, cache = self.step, self.cache
+        assert step is not None and cache is not None and kv_len is not None
+        if q.shape[0] == 1 and length == 1 and kv_len == step.size and cache.size_of(1) != kv_len and _sees_all(band):
             return None  # one new token of one sequence, and no slot that is not filled
         mask = masks.lengths(kv=step.after) if band is None else masks.lengths(kv=step.after) & band
         columns = torch.arange(length, device=q.device)

@@ -317,7 +317,7 @@ class BertForMultipleChoice(BertPreTrainedModel):
     ) -> HeadOutput:
         """Inputs (B, C, L), inputs_embeds (B, C, L, hidden); logits (B, C), labels (B,)."""
         given = input_ids if input_ids is not None else inputs_embeds
-        choices = given.shape[1]
+        choices = given.shape[1]  # type: ignore[union-attr]
 
         def flat(t: Tensor | None) -> Tensor | None:
             return None if t is None else t.flatten(0, 1)

@@ -31,8 +31,8 @@ class GemmaConfig(LlamaConfig):
     intermediate_size: int = 24576
     num_hidden_layers: int = 28
     num_attention_heads: int = 16
-    num_key_value_heads: int | None = 16
-    head_dim: int | None = 256
+    num_key_value_heads: int = 16
+    head_dim: int = 256
     hidden_act: str = "gelu_pytorch_tanh"
     max_position_embeddings: int = 8192
     pad_token_id: int | None = 0

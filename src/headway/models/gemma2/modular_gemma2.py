@@ -35,7 +35,7 @@ class Gemma2Config(GemmaConfig):
     intermediate_size: int = 9216
     num_hidden_layers: int = 26
     num_attention_heads: int = 8
-    num_key_value_heads: int | None = 4
+    num_key_value_heads: int = 4
     hidden_activation: str = "gelu_pytorch_tanh"
     query_pre_attn_scalar: float = 256
     sliding_window: int = 4096

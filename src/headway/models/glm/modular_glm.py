@@ -31,8 +31,8 @@ class GlmConfig(LlamaConfig):
     vocab_size: int = 151552
     intermediate_size: int = 13696
     num_hidden_layers: int = 40
-    num_key_value_heads: int | None = 2
-    head_dim: int | None = 128
+    num_key_value_heads: int = 2
+    head_dim: int = 128
     max_position_embeddings: int = 131072
     rms_norm_eps: float = 1.5625e-07
     pad_token_id: int | None = 151329

@@ -34,8 +34,8 @@ class ModernBertConfig(Config):
     sep_token_id: int | None = 50282
     attention_bias: bool = False
     attention_dropout: float = 0.0
-    layer_types: list[str] | None = None
-    rope_parameters: dict[str, Any] | None = None
+    layer_types: list[str] = None  # type: ignore[assignment]
+    rope_parameters: dict[str, Any] = None  # type: ignore[assignment]
     local_attention: int = 128
     embedding_dropout: float = 0.0
     mlp_bias: bool = False

@@ -134,7 +134,7 @@ class ModernBertPreTrainedModel(PreTrainedModel):
         elif hasattr(module, "classifier"):
             self._draw(module.classifier, config.hidden_size**-0.5)
 
-    def _draw(self, module: nn.Module, std: float) -> None:
+    def _draw(self, module: Any, std: float) -> None:
         if module.weight.is_meta:
             return
         cut = self.config.initializer_cutoff_factor * std
@@ -330,7 +330,8 @@ class ModernBertForMultipleChoice(ModernBertClassifier):
         """Inputs (B, C, L), inputs_embeds (B, C, L, hidden); logits (B, C), labels (B,)."""
         given = input_ids if input_ids is not None else inputs_embeds
         flat = [None if t is None else t.flatten(0, 1) for t in (input_ids, attention_mask, position_ids, inputs_embeds)]
-        entry = self.model.enter(*flat, None, output_attentions)
+        ids, real, positions, embeds = flat
+        entry = self.model.enter(ids, real, positions, embeds, None, output_attentions)
         x, collected = self.model.run(entry, output_hidden_states)
         logits = self.classify(self.pool(entry, x)).view(-1, given.shape[1])  # type: ignore[union-attr]
         loss = None if labels is None else cross_entropy(logits, labels)
