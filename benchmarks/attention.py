@@ -112,10 +112,8 @@ def documents() -> None:
             found = timed({"packed": packed, "alone": alone})
             rows.append((lengths.tolist(), found["packed"], found["alone"], int((lengths**2).sum())))
     unit = statistics.median(seconds / squares for _, seconds, _, squares in rows)
-    print(
     print("\n### Packed documents, 12 heads x 64\n")
     print("| lengths | ms | time per len^2, over the median | packed / each alone |\n|---|---:|---:|---:|")
-    )
     for lengths, seconds, apart, squares in rows:
         shown = f"{len(lengths)} of {min(lengths)}-{max(lengths)}"
         print(f"| {shown} | {seconds * 1e3:.1f} | {seconds / squares / unit:.2f} | {seconds / apart:.2f} |")

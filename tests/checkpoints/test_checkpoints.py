@@ -95,17 +95,12 @@ def test_published_configs_have_the_published_number_of_parameters():
         assert built.num_parameters() == count, name
 
 
-SRC = Path(__file__).resolve().parents[3] / "shared" / "vectors" / "flexbert"
+VECTORS = Path(__file__).resolve().parents[1] / "data" / "flexbert"
 
 
 def vectors(tmp_path):
     """The research checkpoints, copied so that they can be changed."""
-    found = next((p for p in (SRC, Path("/work/shared/vectors/flexbert")) if p.is_dir()), None)
-    assert found is not None, f"the research vectors are missing; looked in {SRC}"
-    shutil.copytree(found, tmp_path / "flexbert")
-    for p in (tmp_path / "flexbert").rglob("*"):
-        p.chmod(0o755 if p.is_dir() else 0o644)
-    return tmp_path / "flexbert"
+    return Path(shutil.copytree(VECTORS, tmp_path / "flexbert"))
 
 
 VARIANTS = ["standard", "local_rotary_base_minus_one", "all_global", "qkv_bias_only", "different_activations"]
