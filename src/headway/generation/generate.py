@@ -109,9 +109,10 @@ def _decoder(model, compiled: bool):
 
 def stream_text(model, tokenizer, prompt: str, settings: Settings | None = None, *, stop: Sequence[str] = (), **options):
     """Yields the continuation of one prompt piece by piece, ending before any of the `stop` strings."""
+    special = options.pop("add_special_tokens", True)
     settings = settings or Settings(**options)
     end = ends(model, settings)
-    ids = tokenizer.encode([prompt], add_special_tokens=options.pop("add_special_tokens", True))[0].input_ids
+    (ids,) = _prompt_ids(tokenizer, [prompt], special)
 
     def new_tokens() -> Iterator[int]:
         for step, _ in steps(model, [ids], settings):
@@ -133,6 +134,13 @@ def stream_text(model, tokenizer, prompt: str, settings: Settings | None = None,
     yield held
 
 
+def _prompt_ids(tokenizer, prompts: Sequence[str], special: bool) -> list[list[int]]:
+    """Token ids of prompts. Many chat templates write the BOS token themselves; a prompt never gets a second one."""
+    found = [e.input_ids for e in tokenizer.encode(list(prompts), add_special_tokens=special)]
+    bos = tokenizer.id_of("bos_token")
+    return [ids[1:] if special and bos is not None and ids[:2] == [bos, bos] else ids for ids in found]
+
+
 def _overlap(text: str, stop: str) -> int:
     """How many characters at the end of `text` begin `stop`."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if stop.startswith(text[-n:])), 0)
@@ -146,7 +154,7 @@ def generate_text(
     cache = options.pop("cache", None)
     compiled = options.pop("compile", False)
     settings = settings or Settings(**options)
-    ids = [e.input_ids for e in tokenizer.encode(list(prompts), add_special_tokens=special)]
+    ids = _prompt_ids(tokenizer, prompts, special)
     if settings.beams > 1 or not stop:
         out = generate(model, ids, settings, cache=cache, compile=compiled)
         out.texts = [tokenizer.decode(t) for t in out.tokens]
