@@ -42,6 +42,10 @@ class DynamicCache:
         self.lengths: Tensor | None = None
         self.longest = 0  # a bound of lengths.max(), known without reading the device
 
+    def fresh(self) -> DynamicCache:
+        """An empty cache of the same kind."""
+        return type(self)()
+
     @property
     def batch(self) -> int | None:
         return None if self.lengths is None else self.lengths.shape[0]
@@ -100,6 +104,10 @@ class DynamicCache:
             grown[:, :, : held.shape[2]] = held
         return grown
 
+    def key_positions(self, layer: int) -> Tensor | None:
+        """(B, size) positions of what `update` returns for a layer, None where a slot's number is its position."""
+        return None
+
     def reorder(self, rows: Tensor) -> None:
         """Row i becomes what row `rows[i]` was (beam search); the number of rows may change."""
         for held in (self.keys, self.values):
@@ -122,6 +130,9 @@ class StaticCache(DynamicCache):
         super().__init__()
         self.max_len = max_len
 
+    def fresh(self) -> StaticCache:
+        return StaticCache(self.max_len)
+
     def advance(self, added: int) -> None:
         if torch.compiler.is_compiling():  # a number that changes with every step would be a graph for every step
             return
@@ -135,3 +146,77 @@ class StaticCache(DynamicCache):
 
     def capacity(self, needed: int) -> int:
         return self.max_len
+
+
+class SlidingCache(DynamicCache):
+    """Layers with a causal window of W keep only the last W tokens, in a ring: position p lies in slot p % W.
+
+        W = 4, position 5 just written      slot 0 1 2 3
+                                        position 4 5 2 3
+
+    windows: W of each such layer; the other layers grow as in `DynamicCache`. Attention reads the ring and the new tokens
+    with their true positions; what was never written stands before every window.
+    """
+
+    NEVER = -(2**30)
+
+    def __init__(self, windows: dict[int, int]):
+        super().__init__()
+        self.windows = windows
+        self.ring: dict[int, Tensor] = {}  # W -> (B, W) positions held
+        self.read: dict[int, Tensor] = {}  # W -> (B, W + new) positions of ring and new tokens
+
+    def fresh(self) -> SlidingCache:
+        return SlidingCache(self.windows)
+
+    def begin(self, index: PackIndex) -> Step:
+        step = super().begin(index)
+        batch, device = step.after.shape[0], step.after.device
+        new = step.before[:, None] + torch.arange(step.q_len, device=device)
+        new = torch.where(new < step.after[:, None], new, self.NEVER)
+        for window in set(self.windows.values()):
+            held = self.ring.get(window)
+            if held is None:
+                held = torch.full((batch, window), self.NEVER, device=device)
+            self.read[window] = torch.cat([held, new], 1)
+            kept = step.slots >= (step.after - window)[step.rows]
+            held = held.clone()
+            held[step.rows[kept], step.slots[kept] % window] = step.slots[kept]
+            self.ring[window] = held
+        return step
+
+    def update(self, layer: int, k: Tensor, v: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+        window = self.windows.get(layer)
+        if window is None:
+            return super().update(layer, k, v, step)
+        while len(self.keys) <= layer:
+            self.keys.append(None)
+            self.values.append(None)
+        keys, self.keys[layer] = self._turn(self.keys[layer], k, step, window)
+        values, self.values[layer] = self._turn(self.values[layer], v, step, window)
+        return keys, values
+
+    def _turn(self, held: Tensor | None, new: Tensor, step: Step, window: int) -> tuple[Tensor, Tensor]:
+        """(ring as it was with the new tokens behind it, ring with the new tokens in it)."""
+        batch, heads, dim = step.after.shape[0], new.shape[1], new.shape[3]
+        if held is None:
+            held = new.new_zeros(batch, heads, window, dim)
+        tokens = new[0].transpose(0, 1)
+        rows = new.new_zeros(batch, step.q_len, heads, dim)
+        rows[step.rows, step.slots - step.before[step.rows]] = tokens
+        both = torch.cat([held, rows.transpose(1, 2)], 2)
+        kept = step.slots >= (step.after - window)[step.rows]
+        held = held.clone()
+        held[step.rows[kept], :, step.slots[kept] % window] = tokens[kept]
+        return both, held
+
+    def key_positions(self, layer: int) -> Tensor | None:
+        window = self.windows.get(layer)
+        return None if window is None else self.read[window]
+
+    def reorder(self, rows: Tensor) -> None:
+        super().reorder(rows)
+        self.ring = {w: t.index_select(0, rows) for w, t in self.ring.items()}
+
+    def crop(self, length: int) -> None:
+        raise InputError("a sliding cache has forgotten what lies before its windows; it cannot be cropped")

@@ -137,3 +137,23 @@ def test_an_empty_prompt_and_an_unknown_cache_are_refused():
         generate(ours, [[1], []])
     with pytest.raises(InputError, match="cache must be"):
         generate(ours, [[1]], cache="huge")
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "phi3"])
+def test_a_ring_of_the_window_gives_the_same_tokens(name):
+    """Prompts shorter and longer than the window of 4 or 5, steps far past it, and a chunk on a turned ring."""
+    from headway.cache import DynamicCache, SlidingCache
+
+    _, ours = build(name, "causal-lm")
+    ours.config.eos_token_id = None
+    want = generate(ours, PROMPTS, max_new_tokens=14).tokens
+    assert generate(ours, PROMPTS, max_new_tokens=14, cache="sliding").tokens == want
+    caches = [DynamicCache(), SlidingCache(ours.windows())]
+    parts = [torch.tensor([[5, 6, 7, 8, 9, 10, 11]]), torch.tensor([[12, 13, 14]]), torch.tensor([[15]])]
+    with torch.no_grad():
+        for part in parts:
+            a, b = (ours(input_ids=part, past_key_values=c).logits for c in caches)
+            torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+    for layer, window in ours.windows().items():
+        assert caches[1].keys[layer].shape[2] == window
+    assert caches[1].ring[max(ours.windows().values())].max() == 10

@@ -10,6 +10,7 @@ from headway.integrations.sentence_transformers import unpad
 from tests.integrations import tiny
 
 st = pytest.importorskip("sentence_transformers")
+models = pytest.importorskip("sentence_transformers.models")
 
 WORDS = ["the", "a", "cat", "dog", "sat", "ran", "on", "mat", "under", "tree", "and", "then", "slept", "all", "day", "long"]
 TEXTS = [
@@ -35,8 +36,8 @@ def folder(tmp_path):
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
 def test_vectors(folder, pooling):
-    transformer = st.models.Transformer(folder)
-    pool = st.models.Pooling(transformer.get_word_embedding_dimension(), pooling_mode=pooling)
+    transformer = models.Transformer(folder)
+    pool = models.Pooling(transformer.get_word_embedding_dimension(), pooling_mode=pooling)
     model = st.SentenceTransformer(modules=[transformer, pool], device="cpu")
     want = model.encode(TEXTS, batch_size=5, convert_to_tensor=True)
     seen = []

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from headway.cache import DynamicCache, StaticCache
+from headway.cache import DynamicCache, SlidingCache, StaticCache
 from headway.errors import InputError
 from headway.generation.beams import beam_search
 from headway.generation.sampling import Sampler
@@ -29,7 +29,7 @@ def generate(model, prompts: Sequence[Sequence[int]], settings: Settings | None 
     """Continues each prompt (a list of token ids; lengths may differ) as if it were alone.
 
     settings, or its fields as keywords. cache: "dynamic" (default), "static" (fixed shapes; with `compile=True` the
-    decoding step is compiled once), or a cache object from earlier calls, which holds what came before the prompts.
+    decoding step is compiled once), "sliding" (windowed layers keep their window only), or a cache object from earlier calls, which holds what came before the prompts.
     """
     compiled = options.pop("compile", False)
     settings = settings or Settings(**options)
@@ -63,7 +63,7 @@ def steps(
     if empty:
         raise InputError(f"prompt {empty[0]} is empty; a prompt needs at least one token (the tokenizer's bos, say)")
     device, batch = model.device, len(prompts)
-    cache = _cache(cache, max(len(p) for p in prompts) + settings.max_new_tokens)
+    cache = _cache(cache, model, max(len(p) for p in prompts) + settings.max_new_tokens)
     history = [torch.tensor(p, device=device) for p in prompts]
     sampler, stops = Sampler(settings, batch, device), ends(model, settings)
     running = [True] * batch
@@ -83,21 +83,23 @@ def steps(
         if settings.repetition_penalty != 1.0 or model.needs_history(cache):
             history = [torch.cat([h, tokens[i : i + 1]]) for i, h in enumerate(history)]
         if model.needs_refill(cache):
-            cache = type(cache)(*([cache.max_len] if isinstance(cache, StaticCache) else []))
+            cache = cache.fresh()
             packed = Packed.from_lists([h.tolist() for h in history], device)
             logits = model(packed=packed, past_key_values=cache, logits_to_keep=1).logits
         else:
             logits = decode(tokens[:, None], cache)
 
 
-def _cache(cache, room: int):
+def _cache(cache, model, room: int):
     if cache is None or cache == "dynamic":
         return DynamicCache()
     if cache == "static":
         return StaticCache(room)
+    if cache == "sliding":
+        return SlidingCache(model.windows())
     if isinstance(cache, DynamicCache):
         return cache
-    raise InputError(f"cache must be 'dynamic', 'static' or a cache from headway.cache, {cache!r} was given")
+    raise InputError(f"cache must be 'dynamic', 'static', 'sliding' or a cache from headway.cache, {cache!r} was given")
 
 
 def _decoder(model, compiled: bool):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from headway.attention import AttentionSwitch
+from headway.attention.masks import Band
 from headway.models.config import Config
 
 
@@ -89,6 +90,18 @@ class PreTrainedModel(nn.Module):
     def num_parameters(self) -> int:
         """Number of parameters, tied ones counted once."""
         return sum(p.numel() for p in self.parameters())
+
+    def windows(self) -> dict[int, int]:
+        """The window of each attention layer that has a causal one: what `SlidingCache` needs."""
+        backbone = getattr(self, self.base_model_prefix, self)
+        if not hasattr(backbone, "bands"):
+            return {}
+        found = {}
+        for number, layer in self.attention.layers().items():
+            band = backbone.bands()[layer.kind]
+            if isinstance(band, Band) and band.left is not None and band.right == 0:
+                found[number] = band.left + 1
+        return found
 
     def needs_history(self, cache) -> bool:
         """Whether generation must keep all tokens, since this model may ask for a refill."""

@@ -12,6 +12,7 @@ from headway.models.base import PreTrainedModel
 from headway.models.entry import Entry
 from headway.models.outputs import HeadOutput, LMOutput, SpanOutput
 from headway.nn.losses import cross_entropy, sequence_loss, shifted
+from headway.nn.pooling import last
 from headway.packing import Packed
 
 
@@ -118,7 +119,7 @@ class SequenceClassification(PreTrainedModel):
             attention_mask = edge_padding(input_ids, pad)
         entry = self.backbone.enter(input_ids, attention_mask, position_ids, inputs_embeds, packed, None, output_attentions)
         hidden, collected = self.backbone.run(entry, output_hidden_states)
-        logits = self.score(hidden[0, entry.index.last()])
+        logits = self.score(last(hidden, entry.index.cu_seqlens))
         loss = None if labels is None else sequence_loss(logits, labels, self.config.problem_type, self.config.num_labels)
         return HeadOutput(logits=logits, loss=loss, hidden_states=entry.hidden_states(collected), attentions=entry.attentions())
 

@@ -66,7 +66,8 @@ class Forward:
             held = self.cache.update(number, k, v, self.step)  # type: ignore[union-attr]
             if not self.step.fresh:
                 k, v = held
-                return self._finish(self._by_rows(layer, self._rows(q), k, v, "cached", kind, call))
+                at = self.cache.key_positions(number)  # type: ignore[union-attr]
+                return self._finish(self._by_rows(layer, self._rows(q), k, v, "cached", kind, call, at))
         if self.rows_equal:
             q, k, v = (self._batched(t) for t in (q, k, v))
             out = self._call(layer, q, k, v, self._mask("batched", kind, q), call)
@@ -76,8 +77,8 @@ class Forward:
         out = self._call(layer, q, k, v, self._mask("packed", kind, q), call)
         return out.transpose(1, 2).reshape(1, -1, out.shape[1] * out.shape[3])
 
-    def _by_rows(self, layer, q, k, v, layout: str, kind: str, call) -> Tensor:
-        return self._call(layer, q, k, v, self._mask(layout, kind, q, k.shape[2]), call)
+    def _by_rows(self, layer, q, k, v, layout: str, kind: str, call, positions: Tensor | None = None) -> Tensor:
+        return self._call(layer, q, k, v, self._mask(layout, kind, q, k.shape[2], positions), call)
 
     def _call(self, layer, q, k, v, mask, call) -> Tensor:
         choice = getattr(layer, "attention_backend", None)
@@ -87,13 +88,15 @@ class Forward:
         self.attentions.append(result.weights)
         return result.output
 
-    def _mask(self, layout: str, kind: str, q: Tensor, kv_len: int | None = None) -> masks.BoundMask | None:
+    def _mask(
+        self, layout: str, kind: str, q: Tensor, kv_len: int | None = None, key_positions: Tensor | None = None
+    ) -> masks.BoundMask | None:
         key = (layout, kind)
         if key not in self._masks:
-            self._masks[key] = self._make(layout, self.bands[kind], q, kv_len)
+            self._masks[key] = self._make(layout, self.bands[kind], q, kv_len, key_positions)
         return self._masks[key]
 
-    def _make(self, layout: str, band, q: Tensor, kv_len: int | None):
+    def _make(self, layout: str, band, q: Tensor, kv_len: int | None, key_positions: Tensor | None):
         index, length = self.index, q.shape[2]
         positions = None if index.uniform else index.positions
         if layout == "batched":
@@ -116,9 +119,11 @@ class Forward:
         assert step is not None and cache is not None and kv_len is not None
         if q.shape[0] == 1 and length == 1 and kv_len == step.size and cache.size_of(1) != kv_len and _sees_all(band):
             return None  # one new token of one sequence, and no slot that is not filled
+        at = step.before[:, None] + torch.arange(length, device=q.device)
+        if key_positions is not None:  # a ring
+            return band.bind(length, kv_len, batch=q.shape[0], q_positions=at, kv_positions=key_positions, device=q.device)
         mask = masks.lengths(kv=step.after) if band is None else masks.lengths(kv=step.after) & band
-        columns = torch.arange(length, device=q.device)
-        return mask.bind(length, kv_len, batch=q.shape[0], q_positions=step.before[:, None] + columns, device=q.device)
+        return mask.bind(length, kv_len, batch=q.shape[0], q_positions=at, device=q.device)
 
     def _batched(self, x: Tensor) -> Tensor:
         """(1, h, B * L, D) -> (B, h, L, D), a view."""

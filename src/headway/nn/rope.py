@@ -135,6 +135,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Te
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         y1, y2 = x1 * cos - x2 * sin, x2 * cos + x1 * sin
         y = torch.stack([y1, y2], -1).flatten(-2) if interleaved else torch.cat([y1, y2], -1)
+        y = y.to(x.dtype)  # under autocast x is of lower precision than cos
         return y if 2 * half == x.shape[-1] else torch.cat([y, x[..., 2 * half :]], -1)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     y = out[..., : 2 * half]

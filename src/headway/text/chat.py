@@ -38,8 +38,7 @@ def render(
             tools=list(tools) if tools is not None else None,
             documents=list(documents) if documents is not None else None,
             add_generation_prompt=add_generation_prompt,
-            **(special or {}),
-            **variables,
+            **{**(special or {}), **variables},
         )
         text, length = [], 0
         for piece in pieces:
@@ -53,13 +52,16 @@ def render(
 
 
 def _up_to_last(text: str, messages: Sequence[dict[str, Any]]) -> str:
-    """The text cut at the end of the last message's words."""
+    """The text cut at the end of the last message's words, spaces at their end included if the template keeps them."""
     content = messages[-1].get("content")
-    last = content.strip() if isinstance(content, str) else ""
-    at = text.rfind(last) if last else -1
+    if isinstance(content, list):  # parts, the last text of which is continued
+        content = next((p["text"] for p in reversed(content) if isinstance(p, dict) and isinstance(p.get("text"), str)), None)
+    words = content.strip() if isinstance(content, str) else ""
+    at = text.rfind(words) if words else -1
     if at < 0:
         raise TokenizerError("the last message has no text that the chat template keeps; it cannot be continued")
-    return text[: at + len(last)]
+    spaced = content.lstrip()
+    return text[: at + len(spaced if text.startswith(spaced, at) else words)]
 
 
 def _check(messages: Sequence[dict[str, Any]]) -> None:

@@ -6,9 +6,10 @@ Only the inputs that a model takes are made; pairs, truncation, overflow and off
 from __future__ import annotations
 
 import json
+import threading
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,13 @@ class Tokenizer:
     takes_types: bool = False
 
     def __post_init__(self):
+        self._lock = threading.Lock()
         self.core.no_padding()
         self.core.no_truncation()
+
+    def __reduce__(self):
+        """Pickles, for the workers of a data loader, without the lock."""
+        return type(self), tuple(getattr(self, f.name) for f in fields(self))
 
     # ---------------------------------------------------------------- ids
     def id_of(self, name: str) -> int | None:
@@ -102,22 +108,30 @@ class Tokenizer:
             raise TokenizerError("encode takes a list of texts; wrap a single one in [ ]")
         if pairs is not None and len(pairs) != len(texts):
             raise TokenizerError(f"{len(texts)} texts and {len(pairs)} pairs were given; give one pair for each text")
+        if truncation is None and (max_length is not None or stride or overflow):
+            names = ", ".join(TRUNCATIONS)
+            raise TokenizerError(f"max_length, stride and overflow need truncation=, which says what is cut: {names}")
+        if words and any(isinstance(t, str) for t in [*texts, *(pairs or [])]):
+            raise TokenizerError("with words=True each text is a list of words, a string was given")
         if words:
             texts, pairs = [list(t) for t in texts], None if pairs is None else [list(p) for p in pairs]
             self._check_word_spacing()
         elif any(not isinstance(t, str) for t in [*texts, *(pairs or [])]):
             raise TokenizerError("texts must be strings; for lists of words pass words=True")
-        if truncation is not None:
-            self._truncate(truncation, max_length, stride, pairs is not None)
+        cut = None if truncation is None else self._cut(truncation, max_length, stride, pairs is not None, add_special_tokens)
+        inputs = list(texts) if pairs is None else list(zip(texts, pairs))
         try:
-            inputs = list(texts) if pairs is None else list(zip(texts, pairs))
-            found = self.core.encode_batch(inputs, is_pretokenized=words, add_special_tokens=add_special_tokens)
+            with self._lock:  # the library keeps truncation as a state
+                if cut is not None:
+                    self.core.enable_truncation(**cut)
+                try:
+                    found = self.core.encode_batch(inputs, is_pretokenized=words, add_special_tokens=add_special_tokens)
+                finally:
+                    self.core.no_truncation()
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # the library's panics are no Exception
             raise TokenizerError(f"the text cannot be encoded: {error}") from None
-        finally:
-            self.core.no_truncation()
         out = []
         for i, one in enumerate(found):
             for part in [one, *(one.overflowing if overflow else [])]:
@@ -128,7 +142,8 @@ class Tokenizer:
         types = e.type_ids if self.takes_types else None
         return Encoding(e.ids, types, [bool(m) for m in e.special_tokens_mask], e.offsets, e.word_ids, e.sequence_ids, source)
 
-    def _truncate(self, strategy: str, max_length: int | None, stride: int, pair: bool) -> None:
+    def _cut(self, strategy: str, max_length: int | None, stride: int, pair: bool, special: bool) -> dict[str, Any]:
+        """What the library wants to know of a truncation, once it is possible."""
         if strategy not in TRUNCATIONS:
             raise TokenizerError(f"unknown truncation {strategy!r}; known: {', '.join(TRUNCATIONS)}")
         if strategy == "only_second" and not pair:
@@ -136,10 +151,12 @@ class Tokenizer:
         limit = self.max_length if max_length is None else max_length
         if limit is None:
             raise TokenizerError("truncation needs max_length: the tokenizer states none of its own")
-        room = limit - self.core.num_special_tokens_to_add(pair)
+        room = limit - (self.core.num_special_tokens_to_add(pair) if special else 0)
         if room <= 0 or stride >= room:
             raise TokenizerError(f"max_length {limit} with stride {stride} leaves no room for text")
-        self.core.enable_truncation(limit, stride=stride, strategy=strategy)
+        if stride < 0:
+            raise TokenizerError(f"stride is a number of tokens, {stride} was given")
+        return {"max_length": limit, "stride": stride, "strategy": strategy}
 
     def _check_word_spacing(self) -> None:
         """Pre-split words lose their spaces with a byte-level tokenizer that adds none."""
@@ -192,8 +209,11 @@ class Tokenizer:
 
     # ---------------------------------------------------------------- decoding
     def decode(self, ids: Sequence[int] | Tensor, skip_special_tokens: bool = True) -> str:
-        """Token ids as text."""
-        return self.core.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
+        """One row of token ids as text. Raises TokenizerError for what is no row of ids."""
+        try:
+            return self.core.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise TokenizerError(f"decode takes one row of token ids, which are not negative ({error})") from None
 
     def stream(self, ids: Iterable[int], skip_special_tokens: bool = True) -> Iterator[str]:
         """Text of tokens as they come: a piece is given once its characters are whole."""

@@ -67,7 +67,8 @@ class BertOutput(nn.Module):
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
         x = self.dropout(self.dense(x))
-        return self.LayerNorm(x + residual if torch.is_grad_enabled() else x.add_(residual))
+        free = not torch.is_grad_enabled() and x.dtype == residual.dtype  # autocast keeps the residual in fp32
+        return self.LayerNorm(x.add_(residual) if free else x + residual)
 
 
 class BertAttention(nn.Module):
