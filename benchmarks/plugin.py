@@ -19,42 +19,60 @@ PAIRS = 3
 
 
 def gemma2(length: int = 4096):
-    import transformers as tf
+    """The attention of one Gemma 2 2B block, soft cap 50, of which eager is the only correct implementation."""
+    from transformers.models.gemma2 import modeling_gemma2 as m
 
-    config = tf.Gemma2Config(
-        vocab_size=256, hidden_size=1024, intermediate_size=1024, num_hidden_layers=2, num_attention_heads=8,
-        num_key_value_heads=4, head_dim=128, sliding_window=1024, use_cache=False, max_position_embeddings=length,
-    )  # fmt: skip
-    return tf.Gemma2Model(config), ids(1, length), None
-
-
-def modernbert(length: int = 8192):
-    import transformers as tf
-
-    config = tf.ModernBertConfig(vocab_size=256, num_hidden_layers=22, max_position_embeddings=length, pad_token_id=0,
-                                 cls_token_id=1, sep_token_id=2, bos_token_id=1, eos_token_id=2)  # fmt: skip
-    return tf.ModernBertModel(config), ids(1, length), None
+    return attention_of(m, 8, 4, 256, length, {"softcap": 50.0, "scaling": 256**-0.5, "dropout": 0.0}, None)
 
 
 def gpt_oss(length: int = 2048):
+    """The attention of two gpt-oss blocks: sinks, one with a window of 128, one without."""
+    from transformers.models.gpt_oss import modeling_gpt_oss as m
+
+    sinks = torch.randn(64, generator=torch.Generator().manual_seed(1))
+    return attention_of(m, 64, 8, 64, length, {"scaling": 64**-0.5, "dropout": 0.0, "s_aux": sinks}, 128)
+
+
+def attention_of(module, heads: int, kv_heads: int, dim: int, length: int, call: dict, window: int | None):
+    """(their function, ours) on the same q, k, v: full causal attention, and once more with the window if there is one."""
+    from transformers.masking_utils import causal_mask_function, eager_mask, sliding_window_causal_mask_function
+
+    from headway.integrations.transformers.call import attend
+    from headway.integrations.transformers.register import make_mask
+
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, h, length, dim, generator=g) for h in (heads, kv_heads, kv_heads))
+    functions = [causal_mask_function] + ([sliding_window_causal_mask_function(window)] if window else [])
+    layer = torch.nn.Module().eval()
+    layer.num_key_value_groups = heads // kv_heads
+    layer.sinks = call.get("s_aux")
+
+    def side(attention, mask):
+        made = [mask(1, length, length, mask_function=f) for f in functions]  # once per forward in both
+        return lambda: torch.cat([attention(layer, q, k, v, m, **call)[0] for m in made])
+
+    return lambda theirs: side(module.eager_attention_forward, eager_mask) if theirs else side(attend, make_mask)
+
+
+def modernbert(length: int = 8192):
+    """Of ModernBERT-base, 3 of the 22 layers: a global and two local ones."""
     import transformers as tf
 
-    config = tf.GptOssConfig(
-        vocab_size=256, hidden_size=512, intermediate_size=256, num_hidden_layers=2, num_attention_heads=16,
-        num_key_value_heads=4, head_dim=64, num_local_experts=2, num_experts_per_tok=1, sliding_window=128, use_cache=False,
-        pad_token_id=0,
+    config = tf.ModernBertConfig(
+        vocab_size=256, num_hidden_layers=3, max_position_embeddings=length, pad_token_id=0, cls_token_id=1, sep_token_id=2,
+        bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
-    return tf.GptOssModel(config), ids(1, length), None
+    return tf.ModernBertModel(config), ids(1, length), None
 
 
 def bert(rows: int = 16):
-    """Lengths from a normal distribution, mean 256, deviation 64, within 16 to 512."""
+    """Of BERT-base, 3 of the 12 layers. Lengths from a normal distribution, mean 256, deviation 64, within 16 to 512."""
     import transformers as tf
 
     g = torch.Generator().manual_seed(0)
     lengths = (torch.randn(rows, generator=g) * 64 + 256).long().clamp(16, 512)
     mask = (torch.arange(int(lengths.max()))[None] < lengths[:, None]).long()
-    return tf.BertModel(tf.BertConfig(vocab_size=256)), ids(rows, mask.shape[1]) * mask, mask
+    return tf.BertModel(tf.BertConfig(vocab_size=256, num_hidden_layers=3)), ids(rows, mask.shape[1]) * mask, mask
 
 
 def llama(length: int = 1024):
@@ -79,12 +97,12 @@ def bert_full():
 
 
 CASES = {  # name: (model and batch, transformers' best correct implementation, Headway's way, the ratio aimed at)
-    "gemma2 4096": (gemma2, "eager", "headway", 4.0),
-    "modernbert-base 8192": (modernbert, "sdpa", "headway", 1.9),
-    "gpt-oss-like 2048": (gpt_oss, "eager", "headway", 2.0),
-    "bert-base N(256,64)": (bert, "sdpa", "unpad", 1.6),
+    "gemma2-2b attention 4096": (gemma2, "eager", "headway", 4.0),
+    "modernbert-base 8192, 3 layers": (modernbert, "sdpa", "headway", 1.9),
+    "gpt-oss attention 2048": (gpt_oss, "eager", "headway", 2.0),
+    "bert-base, 3 layers, N(256,64)": (bert, "sdpa", "unpad", 1.6),
     "llama 1024": (llama, "sdpa", "headway", 0.97),
-    "bert-base 256": (bert_full, "sdpa", "headway", 0.97),
+    "bert-base, 3 layers, 256": (bert_full, "sdpa", "headway", 0.97),
     "vit-base": (vit, "sdpa", "headway", 0.97),
 }
 
@@ -100,7 +118,10 @@ def prepare(case: str, theirs: bool):
     build, best, ours, _ = CASES[case]
     register()
     torch.manual_seed(0)
-    model, x, mask = build()
+    built = build()
+    if callable(built):
+        return torch.no_grad()(built(theirs))
+    model, x, mask = built
     model.eval()
     model.set_attn_implementation(best if theirs else "headway")
     if not theirs and ours == "unpad":
