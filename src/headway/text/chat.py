@@ -60,7 +60,7 @@ def _up_to_last(text: str, messages: Sequence[dict[str, Any]]) -> str:
     at = text.rfind(words) if words else -1
     if at < 0:
         raise TokenizerError("the last message has no text that the chat template keeps; it cannot be continued")
-    spaced = content.lstrip()
+    spaced = str(content).lstrip()
     return text[: at + len(spaced if text.startswith(spaced, at) else words)]
 
 
