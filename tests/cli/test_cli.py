@@ -24,7 +24,7 @@ def refused(*args):
     """One clear line on stderr, exit code 2, no traceback."""
     done = headway(*args)
     assert done.returncode == 2, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr and done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
     return done.stderr
 
 
@@ -92,6 +92,8 @@ def test_generate(folder):
     assert "temperature" in refused("generate", folder, "a", "--temperature", -1)
     assert "no model" in refused("generate", folder / "nothing", "a")
     assert "chat template" in refused("generate", folder, "a", "--chat")
+    assert "known: auto" in refused("generate", folder, "a", "--attention", "flash99")
+    assert "sdpa:cudnn runs on cuda" in refused("generate", folder, "a", "--attention", "sdpa:cudnn")
 
 
 def test_embed(folder, tmp_path):

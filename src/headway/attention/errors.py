@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 
+class UnknownBackend(ValueError):
+    """No attention backend has that name; the text lists those there are."""
+
+
 class BackendRefused(RuntimeError):
     """An explicitly named backend cannot compute this call exactly. `reasons` lists every reason."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headway.attention.backends.base import Backend
+from headway.attention.errors import UnknownBackend
 
 _backends: dict[str, Backend] = {}
 
@@ -26,5 +27,5 @@ def get_backend(name: str) -> Backend:
     """The backend of that name; ValueError listing the known names otherwise."""
     found = _backends.get(name)
     if found is None:
-        raise ValueError(f"no attention backend is named '{name}'; known: auto, {', '.join(_backends)}")
+        raise UnknownBackend(f"no attention backend is named '{name}'; known: auto, {', '.join(_backends)}")
     return found

@@ -6,14 +6,15 @@ import sys
 
 
 def main() -> None:
-    from headway.attention import BackendRefused
+    from headway.attention import BackendRefused, UnknownBackend
     from headway.cli.app import app
     from headway.errors import HeadwayError
 
     try:
         app()
-    except (HeadwayError, BackendRefused) as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (HeadwayError, BackendRefused, UnknownBackend) as error:
+        lines = [line.strip(" -") for line in str(error).splitlines()]
+        print("error: " + "; ".join(line for line in lines if line).replace(":;", ":"), file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

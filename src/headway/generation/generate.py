@@ -29,7 +29,8 @@ def generate(model, prompts: Sequence[Sequence[int]], settings: Settings | None 
     """Continues each prompt (a list of token ids; lengths may differ) as if it were alone.
 
     settings, or its fields as keywords. cache: "dynamic" (default), "static" (fixed shapes; with `compile=True` the
-    decoding step is compiled once), "sliding" (windowed layers keep their window only), or a cache object from earlier calls, which holds what came before the prompts.
+    decoding step is compiled once), "sliding" (windowed layers keep their window only), or a cache object from earlier
+    calls, which holds what came before the prompts.
     """
     compiled = options.pop("compile", False)
     settings = settings or Settings(**options)

@@ -93,7 +93,7 @@ class PreTrainedModel(nn.Module):
 
     def windows(self) -> dict[int, int]:
         """The window of each attention layer that has a causal one: what `SlidingCache` needs."""
-        backbone = getattr(self, self.base_model_prefix, self)
+        backbone: Any = getattr(self, self.base_model_prefix, self)
         if not hasattr(backbone, "bands"):
             return {}
         found = {}
