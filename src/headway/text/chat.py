@@ -9,8 +9,6 @@ from typing import Any
 
 from headway.errors import TokenizerError
 
-LIMIT = 4_000_000  # characters; no conversation is longer, a hostile template may be
-
 
 def render(
     template: str,
@@ -40,15 +38,10 @@ def render(
             add_generation_prompt=add_generation_prompt,
             **{**(special or {}), **variables},
         )
-        text, length = [], 0
-        for piece in pieces:
-            length += len(piece)
-            if length > LIMIT:
-                raise OverflowError(f"it makes more than {LIMIT} characters")
-            text.append(piece)
+        text = "".join(pieces)
     except Exception as error:
         raise TokenizerError(f"the chat template fails: {type(error).__name__}: {error}") from None
-    return "".join(text) if not continue_final_message else _up_to_last("".join(text), messages)
+    return _up_to_last(text, messages) if continue_final_message else text
 
 
 def _up_to_last(text: str, messages: Sequence[dict[str, Any]]) -> str:
@@ -74,7 +67,8 @@ def _check(messages: Sequence[dict[str, Any]]) -> None:
 
 def _compile(template: str):
     from jinja2 import TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    from headway.text.sandbox import Sandbox
 
     def raise_exception(message: str):
         raise TemplateError(message)
@@ -82,29 +76,13 @@ def _compile(template: str):
     def tojson(value: Any, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
         return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
-    class Sandbox(ImmutableSandboxedEnvironment):
-        """Refuses, besides what Jinja's does, operators that could make one huge value."""
-
-        intercepted_binops = frozenset({"*", "**", "%"})
-
-        def call_binop(self, context, operator, left, right):
-            numbers = isinstance(left, (int, float)) and isinstance(right, (int, float))
-            if operator == "*" and not numbers:
-                sizes = [v if isinstance(v, int) else len(v) for v in (left, right)]
-                large = sizes[0] * sizes[1] > LIMIT
-            else:
-                large = operator == "**" and abs(right) > 64 or operator == "%" and not numbers
-            if large:
-                raise OverflowError(f"'{operator}' would make too large a value")
-            return super().call_binop(context, operator, left, right)
-
     environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _generation_tag()])
-    environment.filters["tojson"] = tojson
+    environment.add_filter("tojson", tojson)
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     try:
         return environment.from_string(template)
-    except TemplateError as error:
+    except (TemplateError, RecursionError, OverflowError, TypeError, ValueError) as error:
         raise TokenizerError(f"the chat template is no valid Jinja: {error}") from None
 
 

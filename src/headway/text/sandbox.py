@@ -1,7 +1,7 @@
 """The sandbox that chat templates run in. Jinja's hides Python; this one also bounds what a template may do and make.
 
-One budget for a rendering: every loop item and every call costs `STEP`, every text or list that is made its length. A
-template that would need more is stopped before it makes the value, so neither time nor memory runs away.
+One budget for a rendering: every loop item and every call costs `STEP`, every text and list its size. A template is
+stopped before it makes a value that the budget cannot pay for, so neither time nor memory runs away.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from jinja2 import nodes
+from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-BUDGET, STEP = 100_000_000, 100
-WIDEST = 1000  # for functions that pad, indent or cut: no template needs more
+BUDGET, STEP = 400_000_000, 400
+BITS = 10_000  # of a whole number
+WIDEST = 1000  # for functions that pad, indent or cut
 PADDING = {"center", "indent", "batch", "slice", "wordwrap", "tojson", "ljust", "rjust", "zfill", "expandtabs"}
 WIDE_FORMAT = re.compile(r"\d{4}|\*|\{[^{}]*\{")  # a width of four digits, or one that is itself a value
 
@@ -27,12 +29,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self, **options: Any):
-        super().__init__(**options)
+        super().__init__(finalize=self.weighed, **options)
         self.left = BUDGET
-        for name in ("lipsum", "cycler"):
-            self.globals.pop(name, None)
+        del self.globals["lipsum"]
         for name, function in list(self.filters.items()):
-            self.filters[name] = self.guarded(name, function)
+            self.add_filter(name, function)
         self.filters.update(_items=self.items, _joined=self.joined)
 
     def spend(self, cost: int) -> None:
@@ -40,9 +41,14 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if self.left < 0:
             raise OverflowError("it does or makes too much")
 
-    def paid(self, value: Any) -> Any:
-        """A value that was made, its size paid for."""
-        self.spend(STEP + (len(value) if isinstance(value, (str, list, tuple)) else 0))
+    def weighed(self, value: Any) -> Any:
+        """The value, its size as text paid for."""
+        if isinstance(value, str):
+            self.spend(len(value))
+        elif isinstance(value, (list, tuple, dict)):
+            for one in (*value, *value.values()) if isinstance(value, dict) else value:
+                self.spend(10)
+                self.weighed(one)
         return value
 
     def items(self, values: Iterable[Any]) -> Iterator[Any]:
@@ -53,61 +59,77 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def joined(self, values: list[Any]) -> str:
         """What `~` makes of its operands."""
-        return self.paid("".join(map(str, values)))
+        return "".join(str(self.weighed(v)) for v in values)
 
-    def guarded(self, name: str, function: Callable) -> Callable:
+    def add_filter(self, name: str, function: Callable) -> None:
         @functools.wraps(function)
         def run(*args: Any, **options: Any) -> Any:
-            self.check(name, args, options)
-            return self.paid(function(*args, **options))
+            args = self.checked(name, args, options)
+            return self.weighed(function(*args, **options))
 
-        return run
+        self.filters[name] = run
 
-    def check(self, name: str, args: tuple, options: dict[str, Any]) -> None:
-        """Stops functions whose result may be far larger than what they are given."""
-        if name in PADDING and any(isinstance(a, int) and a > WIDEST for a in (*args, *options.values())):
-            raise OverflowError(f"'{name}' would make too large a value")
-        texts = [a for a in (*args, *options.values()) if isinstance(a, str)]
-        if name in ("format", "format_map") and texts and WIDE_FORMAT.search(texts[0]):
+    def checked(self, name: str, args: tuple, options: dict[str, Any]) -> tuple:
+        """The arguments, once it is sure that what a function makes of them is not far larger than they are."""
+        self.spend(STEP)
+        args = tuple(list(a) if isinstance(a, Iterator) else a for a in args) if name == "join" else args
+        given = [self.weighed(a) for a in (*args, *options.values())]
+        texts = [a for a in given if isinstance(a, str)]
+        wide = name in PADDING and any(isinstance(a, int) and a > WIDEST for a in given)
+        if wide or name in ("format", "format_map") and WIDE_FORMAT.search(texts[0]):
             raise OverflowError(f"'{name}' would make too large a value")
         if name == "replace" and len(texts) > 2:
             self.spend(texts[0].count(texts[1]) * len(texts[2]))
         if name == "join":
-            lists = [a for a in args if isinstance(a, (list, tuple))]
-            self.spend(sum(len(str(v)) + max(map(len, texts), default=0) for one in lists for v in one))
+            self.spend(max(map(len, texts), default=0) * sum(len(a) for a in args if isinstance(a, (str, list, tuple, dict))))
+        return args
 
     def call(self, context: Any, function: Any, *args: Any, **options: Any) -> Any:  # type: ignore[override]
-        owner = getattr(function, "__self__", None)
+        self.spend(STEP)
+        method = getattr(function, "__wrapped__", function)  # Jinja wraps str.format
+        owner = getattr(method, "__self__", None)
         if isinstance(owner, str):
-            self.check(function.__name__, (owner, *args), options)
-        return self.paid(super().call(context, function, *args, **options))
+            args = self.checked(method.__name__, (owner, *args), options)[1:]
+        elif isinstance(function, LoopContext):
+            args = tuple(self.items(a) for a in args)
+        found = super().call(context, function, *args, **options)
+        return self.weighed(found) if isinstance(found, str) else found
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        numbers = isinstance(left, (int, float)) and isinstance(right, (int, float))
-        if operator == "*" and not numbers:
-            self.spend(max(0, (left if isinstance(left, int) else len(left)) * (right if isinstance(right, int) else len(right))))
-        elif operator == "**" and abs(right) > 64 or operator == "%" and isinstance(left, str) and WIDE_FORMAT.search(left):
-            raise OverflowError(f"'{operator}' would make too large a value")
-        return self.paid(super().call_binop(context, operator, left, right))
+        if operator == "%" and isinstance(left, str):
+            self.checked("format", (left, right), {})
+        elif operator == "*" and not (isinstance(left, (int, float)) and isinstance(right, (int, float))):
+            times, repeated = (left, right) if isinstance(left, int) else (right, left)
+            self.spend(len(repeated) * max(times, 0))
+        elif operator in ("*", "**") and isinstance(left, int) and isinstance(right, int):
+            bits = left.bit_length() + right.bit_length() if operator == "*" else left.bit_length() * abs(right)
+            if bits > BITS:
+                raise OverflowError(f"'{operator}' would make too large a number")
+        found = super().call_binop(context, operator, left, right)
+        self.spend(STEP + (len(found) if isinstance(found, (str, list, tuple)) else 0))
+        return found
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         return _Counted().visit(super()._parse(source, name, filename))
 
 
 class _Counted(NodeTransformer):
-    """Sends what loops run over, and the operands of `~`, through the sandbox."""
+    """Sends through the sandbox what loops run over, operands of `~`, and texts set by blocks."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:
         self.generic_visit(node)
-        node.iter = nodes.Filter(node.iter, "_items", [], [], None, None, lineno=node.lineno)
+        node.iter = _through(node.iter, "_items")
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:
         self.generic_visit(node)
-        listed = nodes.List(node.nodes, "load", lineno=node.lineno)
-        return nodes.Filter(listed, "_joined", [], [], None, None, lineno=node.lineno)
+        return _through(nodes.List(node.nodes, lineno=node.lineno), "_joined")
 
     def visit_AssignBlock(self, node: nodes.AssignBlock) -> nodes.AssignBlock:
         self.generic_visit(node)
-        node.filter = nodes.Filter(node.filter, "string", [], [], None, None, lineno=node.lineno)
+        node.filter = _through(node.filter, "string")
         return node
+
+
+def _through(node: Any, name: str) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None, lineno=getattr(node, "lineno", None))
