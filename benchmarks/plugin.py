@@ -65,7 +65,7 @@ def modernbert(length: int = 8192):
     return tf.ModernBertModel(config), ids(1, length), None
 
 
-def bert(rows: int = 16):
+def bert(rows: int = 8):
     """Of BERT-base, 3 of the 12 layers. Lengths from a normal distribution, mean 256, deviation 64, within 16 to 512."""
     import transformers as tf
 
@@ -92,7 +92,7 @@ def vit():
 
 
 def bert_full():
-    model, x, _ = bert(8)
+    model, x, _ = bert()
     return model, x[:, :256].clamp(min=3), None
 
 
