@@ -1,6 +1,6 @@
 """The sandbox that chat templates run in. Jinja's hides Python; this one also bounds what a template may do and make.
 
-One budget for a rendering: every loop item and every call costs `STEP`, every text and list its size. A template is
+One budget for a rendering: a call or a turn of a loop costs `STEP`, a list `ITEM` for each of its items, a text its length. A template is
 stopped before it makes a value that the budget cannot pay for, so neither time nor memory runs away.
 """
 
@@ -16,7 +16,7 @@ from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-BUDGET, STEP = 400_000_000, 400
+BUDGET, STEP, ITEM = 400_000_000, 2000, 100
 BITS = 10_000  # of a whole number
 WIDEST = 1000  # for functions that pad, indent or cut
 PADDING = {"center", "indent", "batch", "slice", "wordwrap", "tojson", "ljust", "rjust", "zfill", "expandtabs"}
@@ -47,7 +47,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             self.spend(len(value))
         elif isinstance(value, (list, tuple, dict)):
             for one in (*value, *value.values()) if isinstance(value, dict) else value:
-                self.spend(10)
+                self.spend(ITEM)
                 self.weighed(one)
         return value
 
