@@ -1,7 +1,7 @@
 """The sandbox that chat templates run in. Jinja's hides Python; this one also bounds what a template may do and make.
 
-One budget for a rendering: a call or a turn of a loop costs `STEP`, a list `ITEM` for each of its items, a text its length. A template is
-stopped before it makes a value that the budget cannot pay for, so neither time nor memory runs away.
+One budget for a rendering: a call or a turn of a loop costs `STEP`, a list `ITEM` for each of its items, a text its
+length. A template is stopped before it makes a value that the budget cannot pay for, so neither time nor memory runs away.
 """
 
 from __future__ import annotations
