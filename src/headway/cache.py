@@ -41,6 +41,7 @@ class DynamicCache:
         self.values: list[Tensor | None] = []
         self.lengths: Tensor | None = None
         self.longest = 0  # a bound of lengths.max(), known without reading the device
+        self.filled = False
 
     def fresh(self) -> DynamicCache:
         """An empty cache of the same kind."""
@@ -57,32 +58,34 @@ class DynamicCache:
     def begin(self, index: PackIndex) -> Step:
         """Reserves room for the tokens of `index`; raises InputError if the batch is another than before."""
         added = index.lengths
-        if self.lengths is None:
-            self.lengths = torch.zeros_like(added)
-        if added.shape != self.lengths.shape:
+        before = torch.zeros_like(added) if self.lengths is None else self.lengths
+        if added.shape != before.shape:
             raise InputError(
-                f"this cache holds {self.lengths.shape[0]} rows, {added.shape[0]} were given; a cache belongs to one batch"
+                f"this cache holds {before.shape[0]} rows, {added.shape[0]} were given; a cache belongs to one batch"
             )
-        before, fresh = self.lengths, self.longest == 0
+        _refuse_holes(index)
         token = torch.arange(index.positions.shape[0], device=added.device)
         rows = torch.searchsorted(index.cu_seqlens[1:].contiguous(), token, right=True)
         if index.uniform and index.max_len == 1:
             slots = before
         else:
             slots = before[rows] + token - index.cu_seqlens[rows]
-        self.lengths = before + added
-        self.advance(index.max_len)
-        return Step(rows, slots, before, self.lengths, self.size_of(self.longest), fresh, index.max_len)
+        after, fresh = before + added, not self.filled
+        self.reserve(after, index.max_len)
+        self.lengths, self.filled = after, True
+        return Step(rows, slots, before, after, self.size(), fresh, index.max_len)
 
-    def advance(self, added: int) -> None:
-        """Counts tokens that are about to be added."""
+    def reserve(self, after: Tensor, added: int) -> None:
+        """Counts tokens that are about to be added: at most `added` a row, which then holds `after` (B,)."""
         self.longest += added
 
-    def size_of(self, needed: int) -> int:
-        return needed
+    def size(self) -> int:
+        """Slots that attention reads."""
+        return self.longest
 
-    def capacity(self, needed: int) -> int:
-        return max(64, needed + needed // 2)
+    def capacity(self) -> int:
+        """Slots to take memory for."""
+        return max(64, self.longest + self.longest // 2)
 
     def update(self, layer: int, k: Tensor, v: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         """Writes k and v, packed (1, Hkv, T, D), and returns what attention reads, (B, Hkv, size, D)."""
@@ -99,7 +102,7 @@ class DynamicCache:
         if held is not None and held.shape[2] >= step.size:
             return held
         batch, heads, dim = step.after.shape[0], new.shape[1], new.shape[3]
-        grown = new.new_zeros(batch, heads, self.capacity(step.size), dim)
+        grown = new.new_zeros(batch, heads, self.capacity(), dim)
         if held is not None:
             grown[:, :, : held.shape[2]] = held
         return grown
@@ -121,6 +124,7 @@ class DynamicCache:
         if self.lengths is not None:
             self.lengths = self.lengths.clamp(max=length)
             self.longest = min(self.longest, length)
+            self.filled = self.longest > 0
 
 
 class StaticCache(DynamicCache):
@@ -133,18 +137,19 @@ class StaticCache(DynamicCache):
     def fresh(self) -> StaticCache:
         return StaticCache(self.max_len)
 
-    def advance(self, added: int) -> None:
-        if torch.compiler.is_compiling():  # a number that changes with every step would be a graph for every step
+    def reserve(self, after: Tensor, added: int) -> None:
+        """Raises InputError where there is no room; not inside torch.compile, where values cannot be read."""
+        if torch.compiler.is_compiling():  # and a count that changes with every step would be a graph for every step
             return
-        if self.longest + added > self.max_len:
-            needed = self.longest + added
+        needed = int(after.max()) if after.numel() else 0
+        if needed > self.max_len:
             raise InputError(f"the static cache holds {self.max_len} tokens a row, {needed} are needed; make a longer one")
-        super().advance(added)
+        self.longest = needed
 
-    def size_of(self, needed: int) -> int:
+    def size(self) -> int:
         return self.max_len
 
-    def capacity(self, needed: int) -> int:
+    def capacity(self) -> int:
         return self.max_len
 
 
@@ -154,8 +159,9 @@ class SlidingCache(DynamicCache):
         W = 4, position 5 just written      slot 0 1 2 3
                                         position 4 5 2 3
 
-    windows: W of each such layer; the other layers grow as in `DynamicCache`. Attention reads the ring and the new tokens
-    with their true positions; what was never written stands before every window.
+    windows: W of each such layer; the other layers grow as in `DynamicCache`. Attention reads the ring with true positions;
+    several new tokens stand behind the ring as it was, since the last of them overwrites what the first one sees. What was
+    never written stands before every window.
     """
 
     NEVER = -(2**30)
@@ -178,11 +184,11 @@ class SlidingCache(DynamicCache):
             held = self.ring.get(window)
             if held is None:
                 held = torch.full((batch, window), self.NEVER, device=device)
-            self.read[window] = torch.cat([held, new], 1)
             kept = step.slots >= (step.after - window)[step.rows]
-            held = held.clone()
-            held[step.rows[kept], step.slots[kept] % window] = step.slots[kept]
-            self.ring[window] = held
+            ring = held.clone()
+            ring[step.rows[kept], step.slots[kept] % window] = step.slots[kept]
+            self.ring[window] = ring
+            self.read[window] = ring if step.q_len == 1 else torch.cat([held, new], 1)
         return step
 
     def update(self, layer: int, k: Tensor, v: Tensor, step: Step) -> tuple[Tensor, Tensor]:
@@ -197,12 +203,15 @@ class SlidingCache(DynamicCache):
         return keys, values
 
     def _turn(self, held: Tensor | None, new: Tensor, step: Step, window: int) -> tuple[Tensor, Tensor]:
-        """(ring as it was with the new tokens behind it, ring with the new tokens in it)."""
+        """(what attention reads, the ring with the new tokens in it)."""
         batch, heads, dim = step.after.shape[0], new.shape[1], new.shape[3]
         if held is None:
             held = new.new_zeros(batch, heads, window, dim)
-        tokens = new[0].transpose(0, 1)
-        rows = new.new_zeros(batch, step.q_len, heads, dim)
+        tokens = new[0].transpose(0, 1).to(held.dtype)
+        if step.q_len == 1:
+            held[step.rows, :, step.slots % window] = tokens
+            return held, held
+        rows = held.new_zeros(batch, step.q_len, heads, dim)
         rows[step.rows, step.slots - step.before[step.rows]] = tokens
         both = torch.cat([held, rows.transpose(1, 2)], 2)
         kept = step.slots >= (step.after - window)[step.rows]
@@ -220,3 +229,12 @@ class SlidingCache(DynamicCache):
 
     def crop(self, length: int) -> None:
         raise InputError("a sliding cache has forgotten what lies before its windows; it cannot be cropped")
+
+
+def _refuse_holes(index: PackIndex) -> None:
+    """A slot's number is its token's position, which is not so for a mask with zeros between ones."""
+    if index.indices is None or torch.compiler.is_compiling():
+        return
+    filled = index.lengths > 0
+    if bool((index.positions[index.last()[filled]] + 1 != index.lengths[filled]).any()):
+        raise InputError("an attention_mask with zeros between ones cannot fill a cache; drop the masked tokens first")

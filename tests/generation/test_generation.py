@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from headway.cache import StaticCache
 from headway.errors import InputError
 from headway.generation import Settings, generate
 from headway.generation.sampling import Sampler, filtered, penalised
@@ -34,14 +35,24 @@ def test_caches_and_backends_give_the_same_tokens(cache, backend):
     assert generate(ours, PROMPTS, max_new_tokens=10, cache=cache).tokens == want
 
 
-def test_compiled_decoding_gives_the_same_tokens_with_one_graph():
+def test_compiled_decoding_gives_the_same_tokens_with_a_constant_number_of_graphs():
+    """Later prompts get their own answers, and further calls of other lengths no further graph."""
     _, ours = build("llama", "causal-lm")
     ours.config.eos_token_id = None
-    want = generate(ours, PROMPTS, max_new_tokens=8).tokens
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    assert generate(ours, PROMPTS, max_new_tokens=8, cache="static", compile=True).tokens == want
+    for prompts, new in ((PROMPTS, 8), ([[7, 7], [8], [9, 9]], 5), ([[3] * 9, [4], [5]], 7), (PROMPTS[::-1], 11)):
+        want = generate(ours, prompts, max_new_tokens=new).tokens
+        assert generate(ours, prompts, max_new_tokens=new, cache="static", compile=True).tokens == want
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
+
+
+def test_compiled_decoding_stops_where_the_static_cache_is_full():
+    _, ours = build("llama", "causal-lm")
+    ours.config.eos_token_id = None
+    for compiled in (False, True):
+        with pytest.raises(InputError, match="holds 8 tokens"):
+            generate(ours, [[5, 6, 7]], max_new_tokens=9, cache=StaticCache(8), compile=compiled)
 
 
 def test_longrope_switches_as_generation_crosses_the_original_length():

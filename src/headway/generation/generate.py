@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -28,9 +29,9 @@ class Generated:
 def generate(model, prompts: Sequence[Sequence[int]], settings: Settings | None = None, *, cache=None, **options) -> Generated:
     """Continues each prompt (a list of token ids; lengths may differ) as if it were alone.
 
-    settings, or its fields as keywords. cache: "dynamic" (default), "static" (fixed shapes; with `compile=True` the
-    decoding step is compiled once), "sliding" (windowed layers keep their window only), or a cache object from earlier
-    calls, which holds what came before the prompts.
+    settings, or its fields as keywords. cache: "dynamic" (default), "sliding" (windowed layers keep their window only),
+    "static" (fixed shapes), or a cache object from earlier calls, which holds what came before the prompts. compile: the
+    decoding step is compiled, best with a static cache: one graph, and one more for all other sizes.
     """
     compiled = options.pop("compile", False)
     settings = settings or Settings(**options)
@@ -103,11 +104,25 @@ def _cache(cache, model, room: int):
     raise InputError(f"cache must be 'dynamic', 'static', 'sliding' or a cache from headway.cache, {cache!r} was given")
 
 
-def _decoder(model, compiled: bool):
-    def step(tokens: Tensor, cache) -> Tensor:
-        return model(input_ids=tokens, past_key_values=cache).logits
+def _step(model, tokens: Tensor, cache) -> Tensor:
+    return model(input_ids=tokens, past_key_values=cache).logits
 
-    return torch.compile(step, dynamic=False) if compiled else step
+
+@lru_cache(1)
+def _compiled_step():
+    return torch.compile(_step)
+
+
+def _decoder(model, compiled: bool):
+    if not compiled:
+        return partial(_step, model)
+
+    def step(tokens: Tensor, cache) -> Tensor:
+        if isinstance(cache, StaticCache):  # inside the graph there is no looking whether there is room
+            cache.reserve(cache.lengths + 1, 1)
+        return _compiled_step()(model, tokens, cache)
+
+    return step
 
 
 def stream_text(model, tokenizer, prompt: str, settings: Settings | None = None, *, stop: Sequence[str] = (), **options):

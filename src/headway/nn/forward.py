@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from headway.attention import attention, attention_full, get_backend, masks
 from headway.attention.choice import resolve
-from headway.cache import DynamicCache
+from headway.cache import DynamicCache, StaticCache
 from headway.errors import InputError
 from headway.packing import PackIndex
 
@@ -117,7 +117,7 @@ class Forward:
             return mask.bind(length, length, batch=q.shape[0], q_positions=positions, kv_positions=positions, device=q.device)
         step, cache = self.step, self.cache
         assert step is not None and cache is not None and kv_len is not None
-        if q.shape[0] == 1 and length == 1 and kv_len == step.size and cache.size_of(1) != kv_len and _sees_all(band):
+        if q.shape[0] == 1 and length == 1 and not isinstance(cache, StaticCache) and _sees_all(band):
             return None  # one new token of one sequence, and no slot that is not filled
         at = step.before[:, None] + torch.arange(length, device=q.device)
         if key_positions is not None:  # a ring
