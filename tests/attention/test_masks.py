@@ -268,6 +268,8 @@ def test_documents_must_be_contiguous():
         (lambda: masks.dense(torch.ones(3, 4).bool()).bind(3, 5), ValueError, "another length"),
         (lambda: masks.documents(torch.tensor([0, 0])).bind(3, 3), ValueError, "another length"),
         (lambda: masks.documents.from_cu_seqlens(torch.tensor([0, 9])).bind(3, 3), ValueError, "another length"),
+        (lambda: masks.documents.from_cu_seqlens(torch.tensor([1, 3])).bind(3, 3), ValueError, "start at 0"),
+        (lambda: masks.documents.from_cu_seqlens(torch.tensor([0, 2, 1])).bind(3, 3), ValueError, "never descend"),
         (lambda: masks.lengths(kv=torch.tensor([1, 2])).bind(3, 3, batch=3), ValueError, "another length"),
         (lambda: masks.causal().bind(3, 3, q_positions=torch.zeros(3)), TypeError, "integers"),
         (lambda: masks.causal().bind(3, 3, q_positions=torch.zeros(2).long()), ValueError, "accepted are"),

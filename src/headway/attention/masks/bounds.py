@@ -170,13 +170,20 @@ def _(keys, cu):
 
 
 def check_total(cu: Tensor, length: int, what: str) -> None:
-    """Raises ValueError if the documents hold more slots than the call has (looked at where that is free: on the CPU)."""
+    """Raises ValueError if `cu` is no list of cumulative lengths, or its documents hold more slots than the call has.
+
+    Looked at where that is free: on the CPU, outside compiled code.
+    """
     if torch.compiler.is_compiling() or cu.device.type != "cpu" or isinstance(cu, torch._subclasses.FakeTensor):
         return
-    if int(cu[-1]) > length:
+    ends = cu.tolist()
+    if ends[0] != 0 or any(b < a for a, b in zip(ends, ends[1:])):
         raise ValueError(
-            f"this mask was made for another length: its documents hold {int(cu[-1])} {what}, the call has {length}"
+            f"cu_seqlens must start at 0 and never descend, {ends[:8]}{'...' if len(ends) > 8 else ''} was given for {what}; "
+            "from lengths it is torch.nn.functional.pad(lengths.cumsum(0), (1, 0))"
         )
+    if ends[-1] > length:
+        raise ValueError(f"this mask was made for another length: its documents hold {ends[-1]} {what}, the call has {length}")
 
 
 def tiles_of(lo: Tensor, hi: Tensor, rows: int) -> Tensor:
