@@ -65,7 +65,7 @@ def test_deep_templates_are_refused():
     [
         "{{ '%s: %03d' % ('a', 7) }} {{ '%.2f' | format(1.5) }} {{ '{:>5}|{}'.format('a', 1) }}",
         "{% for m in messages %}{{ loop.index }}/{{ loop.length }}{{ ',' if not loop.last }}{{ loop.first }}{% endfor %}",
-        "{% for m in messages %}{{ loop.previtem is defined }}{{ loop.nextitem.role }}{% endfor %}",
+        "{% for m in messages %}{{ loop.previtem is defined }}{{ loop.nextitem is defined }}{% endfor %}",
         "{% for k, v in messages[0].items() if v != 'user' %}{{ k ~ '=' ~ v ~ 1 ~ none }}{% else %}none{% endfor %}",
         "{% for m in messages recursive %}{{ m.role }}{{ loop(m.sub) if m.sub }}{% endfor %}",
         "{% set x %}{{ messages[0].content }}!{% endset %}{{ x | upper }}",
