@@ -243,10 +243,68 @@ def test_values_of_another_width_and_the_compatibility_scores(name):
     torch.testing.assert_close(rounded, want, atol=1e-2, rtol=1e-2)
 
 
+@pytest.mark.parametrize("name", OWN)
+def test_autocast_changes_neither_scores_nor_gradients(name):
+    q, k, v = (t.requires_grad_() for t in qkv())
+
+    def call():
+        return attention(q, k, v, mask=masks.causal(), softcap=2.0, backend=name)
+
+    want = call()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = call()
+    grads = [torch.autograd.grad(out.sin().sum(), (q, k, v)) for out in (got, want)]  # outside, as PyTorch advises
+    assert got.dtype == torch.float32
+    torch.testing.assert_close((got, *grads[0]), (want, *grads[1]))
+
+
+@pytest.mark.parametrize("name", [*EVERY, "auto"])
+@pytest.mark.parametrize("shape", [(0, 2, 4, 8), (1, 2, 0, 8)])
+def test_nothing_to_do(name, shape):
+    x = torch.randn(shape, requires_grad=True)
+    out = attention(x, x, x, mask=masks.causal(), backend=name)
+    assert out.shape == shape
+    out.sum().backward()
+
+
 @pytest.mark.parametrize("name", EVERY)
 def test_no_keys_at_all(name):
     q, k, v = qkv(lk=0)
     assert (attention(q, k, v, backend=name) == 0).all()
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("b, lq", [(0, 5), (2, 0)])
+def test_an_empty_batch_and_no_queries_at_all(name, b, lq):
+    q, k, v = (t.requires_grad_() for t in qkv(b=b, lq=lq))
+    out = attention(q, k, v, mask=masks.causal() if lq else None, backend=name)
+    assert out.shape == q.shape
+    assert [g.shape for g in torch.autograd.grad(out.sum(), (q, k, v))] == [q.shape, k.shape, v.shape]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_bias_of_minus_infinity_over_a_whole_row_gives_zeros(name):
+    q, k, v = qkv()
+    bias = torch.zeros(5, 7)
+    bias[2], bias[3, 1] = -torch.inf, -torch.inf
+    q.requires_grad_()
+    out = attention(q, k, v, bias=bias, backend=name)
+    assert (out[:, :, 2] == 0).all()
+    torch.testing.assert_close(out.double(), reference_attention(q, k, v, bias=bias).output, atol=1e-5, rtol=1e-5)
+    grad = torch.autograd.grad(out.sum(), q)[0]
+    assert torch.isfinite(grad).all() and (grad[:, :, 2] == 0).all()
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_float32_bias_on_half_inputs_loses_nothing(name, dtype):
+    """Added as float32: 64.03 rounds to 64 in either half type."""
+    q, k, v = (torch.zeros(1, 1, 1, 8, dtype=dtype), torch.zeros(1, 1, 2, 8, dtype=dtype), None)
+    v = torch.tensor([0.0, 1.0], dtype=dtype).view(1, 1, 2, 1).expand(1, 1, 2, 8).contiguous()
+    bias = torch.tensor([[64.0, 64.03]]) * 32
+    out = attention(q, k, v, bias=bias, backend=name)
+    want = 1 / (1 + math.exp(-0.96))
+    assert abs(float(out[0, 0, 0, 0]) - want) < 4e-3
 
 
 @pytest.mark.parametrize(

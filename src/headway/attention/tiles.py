@@ -77,7 +77,7 @@ class Tile:
 
     def split(self, x: Tensor) -> Tensor:
         """(n, m, c) as (b1 - b0, Hq, q1 - q0, c)."""
-        return x.view(-1, self.heads, self.q1 - self.q0, x.shape[-1])
+        return x.view(self.b.stop - self.b.start, self.heads, self.q1 - self.q0, x.shape[-1])
 
     def part(self, x: Tensor) -> Tensor:
         """The tile's part of something broadcastable to (B, Hq, Lq, Lk)."""
@@ -88,7 +88,7 @@ class Tile:
     def scores(self, keep_tanh: bool = False) -> tuple[Tensor, Tensor | None]:
         """(n, m, nk) scores, -inf where masked; and tanh(s / softcap), if there is a cap and it is asked for."""
         t, tanh = self.terms, None
-        s = self.scratch[: self.n * self.m * (self.k1 - self.k0)].view(self.n, self.m, -1)
+        s = self.scratch[: self.n * self.m * (self.k1 - self.k0)].view(self.n, self.m, self.k1 - self.k0)
         alpha = t.scale / t.softcap if t.softcap else t.scale
         torch.baddbmm(s, self.q, self.k.transpose(1, 2), beta=0.0, alpha=alpha, out=s)
         if t.softcap:
