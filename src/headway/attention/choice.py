@@ -16,7 +16,11 @@ _context: ContextVar[tuple[str, Policy] | None] = ContextVar("headway_attention_
 
 
 class _Traced(threading.local):
-    """The same for compiled graphs: Dynamo can guard on a thread's attribute, not on a ContextVar."""
+    """The same for compiled graphs: Dynamo can guard on a thread's attribute, not on a ContextVar.
+
+    Compiled code sees the block that its thread entered last, so asyncio tasks of one thread whose blocks overlap should
+    pass `backend=` to compiled calls; uncompiled calls keep such tasks apart.
+    """
 
     def __init__(self):
         self.choice: tuple[str, Policy] | None = None
@@ -33,13 +37,20 @@ def attention_backend(name: str = "auto", policy: Policy | None = None) -> Itera
     """
     if name != "auto":
         get_backend(name)
-    before, choice = _traced.choice, (name, policy or DEFAULT_POLICY)
+    choice = (name, policy or DEFAULT_POLICY)
+    if torch.compiler.is_compiling():  # a block inside compiled code, which cannot write a ContextVar
+        before, _traced.choice = _traced.choice, choice
+        try:
+            yield
+        finally:
+            _traced.choice = before
+        return
     token, _traced.choice = _context.set(choice), choice
     try:
         yield
     finally:
         _context.reset(token)
-        _traced.choice = before
+        _traced.choice = _context.get()  # not what was there before: another task's block may have ended since
 
 
 def resolve(layer: str | None) -> str:
