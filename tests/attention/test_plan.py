@@ -154,6 +154,48 @@ def test_tasks_do_not_disturb_each_other():
     assert asyncio.run(both()) == [["eager"] * 3, ["tiled"] * 3]
 
 
+def test_overlapping_tasks_leave_nothing_behind_for_compiled_code():
+    """The block of one task ends while another's is still open: afterwards compiled code asks for nothing again."""
+
+    async def work(name, turns):
+        with attention_backend(name):
+            for _ in range(turns):
+                await asyncio.sleep(0)
+
+    async def both():
+        await asyncio.gather(work("eager", 1), work("tiled", 3))
+
+    asyncio.run(both())
+    seen = []
+
+    def note(graph, inputs):
+        seen.append(graph.print_readable(print_output=False))
+        return graph.forward
+
+    torch._dynamo.reset()
+    torch.compile(lambda x: attention(x, x, x), backend=note, fullgraph=True)(q())
+    assert "scaled_dot_product_attention" in seen[0]
+
+
+def test_calls_with_other_features_do_not_share_the_state_of_a_bound_mask():
+    """A causal call needs no mask tensor, the same with a bias does: sdpa:math refuses is_causal beside one."""
+    from headway.attention import reference_attention
+
+    x, bias = q(), torch.randn(6, 6)
+    for first, second in ((None, bias), (bias, None)):
+        bound = masks.causal().bind(6, 6)
+        for b in (first, second):
+            got = attention(x, x, x, mask=bound, bias=b, backend="sdpa:math").double()
+            torch.testing.assert_close(
+                got, reference_attention(x, x, x, mask=masks.causal(), bias=b).output, atol=1e-5, rtol=1e-5
+            )
+    bound = masks.documents.from_cu_seqlens(torch.tensor([0, 6])).bind(6, 6)
+    attention(x, x, x, mask=bound, backend="tiled")
+    attention(x, x, x, mask=bound, backend="tiled", softcap=2.0)
+    tiles = [state.plan for state in bound.memo.values() if type(state).__name__ == "TileState"]
+    assert len(tiles) == 2 and tiles[0] is not tiles[1]  # large tiles for PyTorch's kernel, small ones where scores are held
+
+
 class Layer(nn.Module):
     def __init__(self, layer_idx):
         super().__init__()

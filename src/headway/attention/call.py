@@ -12,7 +12,7 @@ from headway.attention.backends.base import Backend
 from headway.attention.choice import current
 from headway.attention.masks import BoundMask, Mask, checked
 from headway.attention.masks.bounds import ordered_kind
-from headway.attention.plan import DEFAULT_POLICY, Policy, name_at_trace_time, plan_attention
+from headway.attention.plan import DEFAULT_POLICY, Policy, plan_attention, state_key_at_trace_time
 from headway.attention.record import recording
 from headway.attention.registry import get_backend
 from headway.attention.result import AttentionResult
@@ -99,9 +99,9 @@ def _attention(q, k, v, mask, scale, softcap, bias, sinks, dropout_p, q_pos, kv_
         if backend == "auto" and layer is not None:
             backend = layer
     spec = describe(q, k, v, mask, softcap, bias, sinks, dropout_p, q_pos, kv_pos, scores, need)
-    if spec.compiling:  # a name is a constant for Dynamo, a plan is not
-        key = name_at_trace_time(tuple(spec), backend, policy)
-        chosen = get_backend(key)
+    if spec.compiling:  # a string is a constant for Dynamo, a plan is not
+        key = state_key_at_trace_time(tuple(spec), backend, policy)
+        chosen = get_backend(key.split("|")[0])
     else:
         plan = plan_attention(spec, backend, policy)
         chosen, key = plan.backend, plan.state_key

@@ -41,11 +41,10 @@ class Plan:
     passed: tuple[str, ...] = ()  # accepted, but only with a costly adaptation
     asked: str = "auto"
     policy: Policy = field(default_factory=Policy)
-    state_key: str = ""  # under which a bound mask keeps what `backend.prepare` gave
+    state_key: str = ""  # the backend's name, "|" and the spec: under which a bound mask keeps what `backend.prepare` gave
 
     def __post_init__(self):
-        shared = (self.backend.name, self.spec.dtype, self.spec.group, self.spec.decode, self.spec.needs_grad)
-        object.__setattr__(self, "state_key", repr(shared))
+        object.__setattr__(self, "state_key", f"{self.backend.name}|{tuple(self.spec)}")
 
     def explain(self, shape: tuple[int, int, int, int] | None = None) -> str:
         """What was chosen and why. `shape` = (B, Hq, Lq, Lk) adds the bytes of any dense mask or scores."""
@@ -86,13 +85,13 @@ def plan_attention(spec: AttentionSpec, backend: str = "auto", policy: Policy | 
     return plan
 
 
-def name_at_trace_time(spec: tuple, backend: str, policy: Policy) -> str:
-    """The planned backend's name while Dynamo traces: a pure function of static values, so its result is a constant."""
-    return plan_attention(AttentionSpec(*spec), backend, policy).backend.name
+def state_key_at_trace_time(spec: tuple, backend: str, policy: Policy) -> str:
+    """`Plan.state_key` while Dynamo traces: a pure function of static values, so its result is a constant."""
+    return plan_attention(AttentionSpec(*spec), backend, policy).state_key
 
 
 # what torch.compiler.assume_constant_result sets, which would import all of Dynamo (half a second) to do so
-name_at_trace_time._dynamo_marked_constant = True  # type: ignore[attr-defined]
+state_key_at_trace_time._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def forget_plans() -> None:
