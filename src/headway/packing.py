@@ -84,7 +84,12 @@ class PackIndex:
         return self.cu_seqlens.diff()
 
     def gather(self, x: Tensor) -> Tensor:
-        """(B, L, ...) -> (1, T, ...). Differentiable."""
+        """(B, L, ...) -> (1, T, ...). Differentiable. Raises InputError for another B or L."""
+        if not torch.compiler.is_compiling() and x.shape[:2] != (self.batch, self.length):
+            raise InputError(
+                f"every input of a batch must begin with ({self.batch}, {self.length}), the shape of input_ids; "
+                f"{tuple(x.shape)} was given"
+            )
         flat = x.reshape(self.batch * self.length, *x.shape[2:])
         return (flat if self.indices is None else flat.index_select(0, self.indices)).unsqueeze(0)
 

@@ -33,7 +33,8 @@ def tiled(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(out, lse or empty, weights or empty). softcap 0 = none; `lo, hi, plan, rest` are the mask (`BoundMask`)."""
     terms = tiles.Terms(lo, hi, plan, rest, bias, sinks, seed, scale, softcap, dropout_p, round_scores)
-    return tiles.forward(q, k, v, terms, need_lse, need_weights)
+    with torch.autocast(q.device.type, enabled=False):  # precision is the call's business
+        return tiles.forward(q, k, v, terms, need_lse, need_weights)
 
 
 @tiled.register_fake
@@ -70,7 +71,8 @@ def tiled_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, bias (or empty), sinks (or empty)."""
     terms = tiles.Terms(lo, hi, plan, rest, bias, sinks, seed, scale, softcap, dropout_p, round_scores)
-    return tiles.backward(grad, grad_lse, q, k, v, out, lse, terms)
+    with torch.autocast(q.device.type, enabled=False):
+        return tiles.backward(grad, grad_lse, q, k, v, out, lse, terms)
 
 
 @tiled_backward.register_fake

@@ -122,16 +122,24 @@ def enter(
 
 
 def check_ids(ids: Tensor, vocab_size: int) -> None:
-    """Raises InputError for ids outside the vocabulary; not while compiling, where values cannot be read."""
+    """Raises InputError for ids that are no integers of the vocabulary."""
     if ids.is_floating_point():
         raise InputError(f"input_ids must be integers, {ids.dtype} was given")
-    if torch.compiler.is_compiling() or ids.numel() == 0 or ids.device.type == "meta":
+    check_range(ids, vocab_size, "token ids", "does the tokenizer fit the model?")
+
+
+def check_range(values: Tensor, limit: int, name: str, hint: str) -> None:
+    """Raises InputError for values outside [0, limit); not while compiling, where values cannot be read."""
+    if torch.compiler.is_compiling() or values.numel() == 0 or values.device.type == "meta":
         return
-    low, high = (int(x) for x in torch.aminmax(ids))
-    if low < 0 or high >= vocab_size:
-        raise InputError(
-            f"token ids must be in [0, {vocab_size}), found {low if low < 0 else high}; does the tokenizer fit the model?"
-        )
+    low, high = (int(x) for x in torch.aminmax(values))
+    if low < 0 or high >= limit:
+        raise InputError(f"{name} must be in [0, {limit}), found {low if low < 0 else high}; {hint}")
+
+
+def check_positions(positions: Tensor, table: torch.nn.Embedding) -> None:
+    """Raises InputError where a model with learned positions has none to give."""
+    check_range(positions, table.num_embeddings, "positions", "this model has no more learned positions; shorten the input")
 
 
 def _positions(position_ids: Tensor | None, batch: int, length: int, index: PackIndex) -> Tensor | None:

@@ -84,10 +84,12 @@ def last_tokens(entry: Entry, hidden: Tensor, count: int) -> Tensor:
     index = entry.index
     if entry.forward.rows_equal and count <= index.length:
         return hidden.view(index.batch, index.length, -1)[:, -count:]
+    if hidden.shape[1] == 0:
+        return hidden.new_zeros(index.cu_seqlens.shape[0] - 1, count, hidden.shape[2])
     back = torch.arange(count - 1, -1, -1, device=hidden.device)
     at = index.last()[:, None] - back
     inside = at >= index.cu_seqlens[:-1, None]
-    return hidden[0][at.clamp(min=0)] * inside.unsqueeze(-1)
+    return hidden[0][at.clamp(min=0)].where(inside.unsqueeze(-1), 0)
 
 
 class SequenceClassification(PreTrainedModel):

@@ -17,7 +17,12 @@ def cross_entropy(logits: Tensor, labels: Tensor, num_items=None) -> Tensor:
     logits (..., classes), labels (...) int64. Computed in fp32.
     """
     flat, wanted = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1).to(logits.device)
-    total = F.cross_entropy(flat.float(), wanted, ignore_index=IGNORED, reduction="sum")
+    if not torch.compiler.is_compiling() and len(flat) != len(wanted):
+        raise InputError(f"{len(wanted)} labels were given for {len(flat)} predictions")
+    try:
+        total = F.cross_entropy(flat.float(), wanted, ignore_index=IGNORED, reduction="sum")
+    except IndexError as e:
+        raise InputError(f"labels must be in [0, {logits.shape[-1]}), or {IGNORED} to be ignored: {e}") from e
     count = (wanted != IGNORED).sum().clamp(min=1) if num_items is None else num_items
     return total / count
 

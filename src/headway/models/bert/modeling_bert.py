@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from headway.models.base import PreTrainedModel
 from headway.models.bert.configuration_bert import BertConfig
-from headway.models.entry import Entry, enter
+from headway.models.entry import Entry, check_positions, check_range, enter
 from headway.models.outputs import HeadOutput, LMOutput, ModelOutput, SpanOutput
 from headway.nn.forward import Forward
 from headway.nn.losses import cross_entropy, sequence_loss
@@ -36,7 +36,10 @@ class BertEmbeddings(nn.Module):
         if entry.token_type_ids is None:
             x = x + self.token_type_embeddings.weight[0]
         else:
+            kinds = self.token_type_embeddings.num_embeddings
+            check_range(entry.token_type_ids, kinds, "token_type_ids", "0 is the first text of a pair, 1 the second")
             x = x + self.token_type_embeddings(entry.token_type_ids)
+        check_positions(positions, self.position_embeddings)
         return self.dropout(self.LayerNorm(x + self.position_embeddings(positions)))
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from headway.attention import masks
 from headway.cache import DynamicCache
 from headway.models.base import PreTrainedModel
-from headway.models.entry import Entry, enter
+from headway.models.entry import Entry, check_positions, enter
 from headway.models.gpt2.configuration_gpt2 import GPT2Config
 from headway.models.heads import CausalLM, QuestionAnswering, SequenceClassification, TokenClassification
 from headway.models.outputs import ModelOutput
@@ -112,7 +112,9 @@ class GPT2Model(GPT2PreTrainedModel):
     def run(self, entry: Entry, collect: bool = False) -> tuple[Tensor, list[Tensor] | None]:
         """Packed hidden states (1, T, hidden) after the final norm; with `collect` also those before each layer."""
         x = self.wte(entry.ids).unsqueeze(0) if entry.embeds is None else entry.embeds
-        x = self.drop(x + self.wpe(entry.forward.rope_positions(entry.position_ids)))
+        positions = entry.forward.rope_positions(entry.position_ids)
+        check_positions(positions, self.wpe)
+        x = self.drop(x + self.wpe(positions))
         collected: list[Tensor] | None = [] if collect else None
         for block in self.h:
             if collected is not None:
