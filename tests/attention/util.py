@@ -89,7 +89,7 @@ def plain(q, k, v, call, *, grad=True, with_lse=True, weigh_lse=True):
     return run(function, q, k, v, call, grad=grad, need=None, weigh_lse=weigh_lse)
 
 
-# absolute floor below which an error is nothing: a few units in the last place of numbers around one
+# relative to the largest entry: an error below it is nothing (one rounding of the result; for float64 sums, many)
 FLOOR = {torch.float64: 1e-11, torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 
