@@ -91,10 +91,13 @@ class GGUFFile:
             found = self.value(f"{self.name}.{key}")
             if found is not None:
                 out[ours] = float(f"{found:.6g}") if isinstance(found, float) else found
-        for kind in ("bos", "eos", "padding"):
+        for kind in ("bos", "eos"):
             found = self.value(f"tokenizer.ggml.{kind}_token_id")
             if found is not None:
-                out[f"{'pad' if kind == 'padding' else kind}_token_id"] = found
+                out[f"{kind}_token_id"] = found
+        out["pad_token_id"] = self.value(
+            "tokenizer.ggml.padding_token_id"
+        )  # no family's default: it may lie past the vocabulary
         names = {t.name for t in self.reader.tensors}
         out["tie_word_embeddings"] = "output.weight" not in names
         embeddings = next((t for t in self.reader.tensors if t.name == "token_embd.weight"), None)
