@@ -11,7 +11,7 @@ from headway.attention import masks
 from headway.cache import DynamicCache
 from headway.errors import InputError
 from headway.nn.forward import Forward
-from headway.nn.losses import span_loss
+from headway.nn.losses import IGNORED, span_loss
 from headway.packing import Packed, PackIndex, index_of, pack
 
 
@@ -62,12 +62,18 @@ class Entry:
         return out[..., :-1, :-1]
 
     def pack_labels(self, labels: Tensor | None) -> Tensor | None:
-        """Labels per token, (B, L) or packed, as (T,)."""
+        """Labels per token, (B, L) or packed, as (T,); what is in no sequence is ignored."""
         if labels is None:
-            return self.labels
-        if self.packed:
-            return labels.reshape(-1)
-        return self.index.gather(labels).squeeze(0)
+            labels = self.labels
+        elif not self.packed:
+            labels = self.index.gather(labels).squeeze(0)
+        if labels is None:
+            return None
+        labels = labels.reshape(-1)
+        if not self.packed and not torch.compiler.is_compiling():
+            return labels
+        inside = torch.arange(labels.shape[0], device=labels.device) < self.index.cu_seqlens[-1].to(labels.device)
+        return torch.where(inside, labels, IGNORED)
 
 
 def enter(
