@@ -10,7 +10,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from headway import load
-from headway.errors import CheckpointError
+from headway.errors import CheckpointError, HeadwayError
 
 TINY = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
 EMBED, HEAD, UP = "model.embed_tokens.weight", "lm_head.weight", "model.layers.0.mlp.up_proj.weight"
@@ -107,3 +107,23 @@ def test_an_architecture_that_is_not_there_is_named(folder):
     with pytest.warns(UserWarning, match="LlamaForSomethingElse.*LlamaModel"):
         assert type(load(folder)).__name__ == "LlamaModel"
     assert type(load(folder, task="causal-lm")).__name__ == "LlamaForCausalLM"
+
+
+def test_whoever_may_read_the_config_may_read_the_weights(folder, tmp_path):
+    for size, name in ((2**30, "one"), (9_000, "many")):
+        load(folder).save_pretrained(tmp_path / name, shard_size=size)
+        assert len({f.stat().st_mode for f in (tmp_path / name).iterdir() if f.name != "generation_config.json"}) == 1
+
+
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        ({"device": "gpu"}, "device 'gpu' cannot be used"),
+        ({"device": 3.5}, "device 3.5 cannot be used"),
+        ({"task": "sequence-classification", "num_labels": 0}, "num_labels must be at least 1"),
+        ({"revision": "main"}, "picks a version on the hub"),
+    ],
+)
+def test_options_that_cannot_be_met_are_refused(folder, options, says):
+    with pytest.raises(HeadwayError, match=says):
+        load(folder, **options)

@@ -13,7 +13,7 @@ from headway.checkpoints.fit import fit
 from headway.checkpoints.gguf import GGUFFile
 from headway.checkpoints.resolve import Source, resolve
 from headway.checkpoints.tensors import check_finite, read_tensors
-from headway.errors import CheckpointError, HeadwayError
+from headway.errors import CheckpointError, HeadwayError, InputError
 from headway.models.registry import resolve as resolve_class
 
 
@@ -40,12 +40,18 @@ def load(
         num_labels: classes of a new classification head.
 
     Raises: CheckpointError for a reference that is no model, and for damaged or ill-fitting checkpoints; HeadwayError for
-    an unknown architecture or task; ValueError for an unknown backend.
+    an unknown architecture or task; InputError for a device or num_labels that cannot be; ValueError for an unknown backend.
     """
     if attention != "auto":
         from headway.attention import get_backend
 
         get_backend(attention)
+    if num_labels is not None and num_labels < 1:
+        raise InputError(f"num_labels must be at least 1, {num_labels} was given")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, TypeError) as error:  # what PyTorch says depends on how it was built
+        raise InputError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from None
     source = resolve(ref, revision, allow_pickle)
     if source.weights is None:
         raise CheckpointError(

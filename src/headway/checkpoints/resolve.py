@@ -31,6 +31,8 @@ class Source:
 def resolve(ref: str | Path, revision: str | None = None, allow_pickle: bool = False) -> Source:
     """The files behind a reference; CheckpointError saying what was looked for otherwise."""
     text = str(ref)
+    if revision is not None and (text.startswith("package:") or Path(text).expanduser().exists()):
+        raise CheckpointError(f"revision={revision!r} picks a version on the hub, and '{text}' is not from there; leave it out")
     if text.startswith("package:"):
         return _local(_in_package(text))
     path = Path(text).expanduser()
