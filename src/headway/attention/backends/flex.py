@@ -53,6 +53,8 @@ class Flex(Backend):
 
         # PyTorch's CPU template compiles look-ups for fixed lengths only: there each new shape compiles anew
         kernel = flex_attention if spec.compiling else compiled(not (spec.device == "cpu" and looks_up(spec)))
+        if spec.device == "cpu":  # refuses inputs that require gradients, even where none are recorded
+            q, k, v = q.detach(), k.detach(), v.detach()
         more = {"block_mask": state} if state is not None else {}
         want_lse = "lse" in spec.need
         if want_lse:
