@@ -135,7 +135,15 @@ def test_beam_search_equals_transformers():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"max_new_tokens": 0}, {"temperature": -1}, {"top_p": 0}, {"top_k": 0}, {"min_p": 2}, {"beams": 2, "temperature": 1.0}],
+    [
+        {"max_new_tokens": 0},
+        {"temperature": -1},
+        {"top_p": 0},
+        {"top_k": 0},
+        {"min_p": 2},
+        {"beams": 2, "temperature": 1.0},
+        {"beams": 2, "repetition_penalty": 1.5},
+    ],
 )
 def test_settings_that_mean_nothing_are_refused(wrong):
     with pytest.raises(InputError):
@@ -148,6 +156,9 @@ def test_an_empty_prompt_and_an_unknown_cache_are_refused():
         generate(ours, [[1], []])
     with pytest.raises(InputError, match="cache must be"):
         generate(ours, [[1]], cache="huge")
+    for call in ({"cache": "static"}, {"cache": StaticCache(9)}, {"compile": True}):
+        with pytest.raises(InputError, match="a dynamic cache of its own"):
+            generate(ours, [[1]], beams=2, **call)
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gemma3", "phi3"])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import io
+
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
@@ -113,3 +116,18 @@ def test_autocast_trains_and_gives_one_result_with_and_without_gradients(name):
     assert all(float((x.detach().float() - exact.detach()).abs().max()) < 0.1 for x in (trained, plain))
     trained.float().square().sum().backward()
     assert all(torch.isfinite(p.grad).all() for p in ours.parameters() if p.grad is not None)
+
+
+def test_copies_choose_their_backend_for_themselves_and_models_can_be_pickled():
+    _, ours = build("llama", "causal-lm")
+    ours.attention.use("eager", layers=[1])
+    twin = copy.deepcopy(ours)
+    twin.attention.use("tiled")
+    assert ours.attention.current() == {0: "auto", 1: "eager", 2: "auto"}
+    assert set(twin.attention.current().values()) == {"tiled"}
+    file = io.BytesIO()
+    torch.save(ours, file)
+    file.seek(0)
+    back = torch.load(file, weights_only=False)
+    assert back.attention.current() == ours.attention.current()
+    assert torch.equal(back(input_ids=IDS).logits, ours(input_ids=IDS).logits)

@@ -18,8 +18,7 @@ class AttentionSwitch:
     """
 
     def __init__(self, model: nn.Module):
-        self._model = ref(model)
-        self.model_backend = "auto"
+        self._model = ref(model)  # the layers hold the choice, so that copies of a model choose for themselves
 
     def layers(self) -> dict[int, nn.Module]:
         """The attention layers by number, in order."""
@@ -40,8 +39,6 @@ class AttentionSwitch:
         missing = [i for i in chosen if i not in known]
         if missing:
             raise ValueError(f"the model has no attention layers {missing}; it has 0 to {len(known) - 1}")
-        if layers is None:
-            self.model_backend = backend
         for i in chosen:
             setattr(known[i], "attention_backend", None if backend == "auto" else backend)  # noqa: B010
 

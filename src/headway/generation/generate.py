@@ -36,6 +36,8 @@ def generate(model, prompts: Sequence[Sequence[int]], settings: Settings | None 
     compiled = options.pop("compile", False)
     settings = settings or Settings(**options)
     if settings.beams > 1:
+        if cache not in (None, "dynamic") or compiled:
+            raise InputError("beam search runs on a dynamic cache of its own; leave cache and compile out, or beams at 1")
         return beam_search(model, prompts, settings, ends(model, settings))
     out = Generated([[] for _ in prompts], [[] for _ in prompts] if settings.logprobs else None)
     for step, logprobs in steps(model, prompts, settings, cache, compiled):
@@ -118,7 +120,7 @@ def _decoder(model, compiled: bool):
         return partial(_step, model)
 
     def step(tokens: Tensor, cache) -> Tensor:
-        if isinstance(cache, StaticCache):  # inside the graph there is no looking whether there is room
+        if isinstance(cache, StaticCache) and cache.lengths is not None:  # inside the graph there is no looking whether there is room
             cache.reserve(cache.lengths + 1, 1)
         return _compiled_step()(model, tokens, cache)
 

@@ -40,4 +40,8 @@ class Settings:
         need(self.min_p is None or 0 <= self.min_p <= 1, f"min_p must be in [0, 1], {self.min_p} was given")
         need(self.repetition_penalty > 0, f"repetition_penalty must be positive, {self.repetition_penalty} was given")
         need(self.beams >= 1, f"beams must be at least 1, {self.beams} was given")
+        need(
+            self.beams == 1 or self.repetition_penalty == 1,
+            "beam search takes no repetition_penalty; leave it, or beams, at 1",
+        )
         need(self.beams == 1 or self.temperature == 0, "beam search is greedy; leave temperature at 0, or beams at 1")

@@ -30,9 +30,7 @@ class PreTrainedModel(nn.Module):
     @property
     def attention(self) -> AttentionSwitch:
         """Chooses and explains the attention backend of this model, live: `model.attention.use("tiled", layers=[0])`."""
-        if "_attention" not in self.__dict__:
-            self.__dict__["_attention"] = AttentionSwitch(self)
-        return self.__dict__["_attention"]
+        return AttentionSwitch(self)
 
     @property
     def backbone(self) -> Any:
