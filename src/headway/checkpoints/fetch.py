@@ -24,9 +24,19 @@ PACKAGES = {
 
 
 def fetch(folder: Path, names: list[str] | None = None) -> None:
-    """Brings the named models (all by default) into `folder`. HeadwayError if a download fails."""
+    """Brings the named models (all by default) into `folder`. HeadwayError if a download or the folder fails."""
+    unknown = [n for n in names or () if n not in PACKAGES]
+    if unknown:
+        raise HeadwayError(f"unknown models: {', '.join(unknown)}; known: {', '.join(PACKAGES)}")
+    try:
+        _fetch(folder, names or list(PACKAGES))
+    except (OSError, zipfile.BadZipFile) as error:
+        raise HeadwayError(f"cannot write models to {folder}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _fetch(folder: Path, names: list[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for name in names or PACKAGES:
+    for name in names:
         target = folder / name
         if target.is_dir():
             print(f"{target}: there already")
