@@ -69,6 +69,22 @@ def test_longrope_switches_as_generation_crosses_the_original_length():
             row.append(token)
 
 
+def test_longrope_refuses_to_read_keys_of_other_frequencies():
+    """Eight tokens is where the scaling changes."""
+    _, ours = build("phi3-longrope", "causal-lm")
+    ours.config.eos_token_id = None
+    more = torch.tensor([[5, 6]])
+    with torch.no_grad():
+        cache = ours(input_ids=torch.full((1, 7), 5), use_cache=True).past_key_values
+        with pytest.raises(InputError, match="passes 8 tokens"):
+            ours(input_ids=more, past_key_values=cache)
+        cache = ours(input_ids=torch.full((1, 5), 5), use_cache=True).past_key_values
+        with pytest.raises(InputError, match="passes 8 tokens"):  # what came before the prompt is not known
+            generate(ours, more.tolist(), max_new_tokens=4, cache=cache)
+        cache = ours(input_ids=torch.full((1, 9), 5), use_cache=True).past_key_values
+        assert ours(input_ids=more, past_key_values=cache).logits.shape == (1, 2, 97)
+
+
 def test_continuing_from_a_cache():
     from headway.cache import DynamicCache
 

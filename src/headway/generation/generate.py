@@ -68,6 +68,7 @@ def steps(
         raise InputError(f"prompt {empty[0]} is empty; a prompt needs at least one token (the tokenizer's bos, say)")
     device, batch = model.device, len(prompts)
     cache = _cache(cache, model, max(len(p) for p in prompts) + settings.max_new_tokens)
+    whole = not cache.filled  # whether the prompts are all there is
     history = [torch.tensor(p, device=device) for p in prompts]
     sampler, stops = Sampler(settings, batch, device), ends(model, settings)
     running = [True] * batch
@@ -86,7 +87,7 @@ def steps(
             return
         if settings.repetition_penalty != 1.0 or model.needs_history(cache):
             history = [torch.cat([h, tokens[i : i + 1]]) for i, h in enumerate(history)]
-        if model.needs_refill(cache):
+        if model.needs_refill(cache) and whole:
             cache = cache.fresh()
             packed = Packed.from_lists([h.tolist() for h in history], device)
             logits = model(packed=packed, past_key_values=cache, logits_to_keep=1).logits
@@ -120,7 +121,7 @@ def _decoder(model, compiled: bool):
         return partial(_step, model)
 
     def step(tokens: Tensor, cache) -> Tensor:
-        if isinstance(cache, StaticCache) and cache.lengths is not None:  # inside the graph there is no looking whether there is room
+        if isinstance(cache, StaticCache) and cache.lengths is not None:  # the graph cannot look whether there is room
             cache.reserve(cache.lengths + 1, 1)
         return _compiled_step()(model, tokens, cache)
 

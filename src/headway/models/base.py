@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from headway.attention import AttentionSwitch
 from headway.attention.masks import Band
+from headway.errors import InputError
 from headway.models.config import Config
 
 
@@ -110,6 +111,17 @@ class PreTrainedModel(nn.Module):
         computed with the other frequencies, and the whole sequence must run again."""
         old = _original_length(self.config)
         return old is not None and bool((cache.lengths == old).any())
+
+    def refuse_stale(self, step) -> None:
+        """Raises InputError where new tokens take a row past the length at which its rotary scaling changes."""
+        old = _original_length(self.config)
+        if old is None or step is None or step.fresh or torch.compiler.is_compiling():
+            return
+        if bool(((step.before > 0) & (step.before <= old) & (step.after > old)).any()):
+            raise InputError(
+                f"a row passes {old} tokens, where this model's rotary scaling changes: what is cached was computed with other "
+                "frequencies. Run the whole sequence with an empty cache, as headway.generation does"
+            )
 
     def checkpointed(self, layer: nn.Module, *args) -> Tensor:
         """Runs a layer, recomputing it in the backward pass if `gradient_checkpointing` is on."""

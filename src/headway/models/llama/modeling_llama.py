@@ -128,6 +128,7 @@ class LlamaModel(LlamaPreTrainedModel):
     def rope(self, entry: Entry, dtype: torch.dtype) -> Any:
         """cos and sin of the tokens' positions, shared by all layers."""
         shared = entry.forward
+        self.refuse_stale(shared.step)
         return self.rotary_emb(shared.rope_positions(entry.position_ids), dtype, shared.reach())
 
     def run(self, entry: Entry, collect: bool = False) -> tuple[Tensor, list[Tensor] | None]:
