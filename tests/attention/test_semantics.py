@@ -274,6 +274,16 @@ def test_no_keys_at_all(name):
 
 
 @pytest.mark.parametrize("name", EVERY)
+def test_autocast_does_not_cast_the_inputs_of_a_call(name):
+    q, k, v = (t.requires_grad_() for t in qkv())
+    mask = masks.causal()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = attention(q, k, v, mask=mask, backend=name)
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out.double(), reference_attention(q, k, v, mask=mask).output, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("b, lq", [(0, 5), (2, 0)])
 def test_an_empty_batch_and_no_queries_at_all(name, b, lq):
     q, k, v = (t.requires_grad_() for t in qkv(b=b, lq=lq))

@@ -83,6 +83,9 @@ class Sdpa(Backend):
         return MaskTensor(allowed | empty, empty)
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, state, call: Call, spec: AttentionSpec) -> AttentionResult:
+        if torch.is_autocast_enabled(spec.device):  # would cast q, k and v; precision is the call's business
+            with torch.autocast(spec.device, enabled=False):
+                return self.run(q, k, v, state, call, spec)
         if self.kernel is not None:
             with sdpa_kernel(KERNELS[self.kernel]):
                 out = self._run(q, k, v, state, call, spec)
