@@ -50,8 +50,13 @@ def _one(model, prompt: list[int], s: Settings, stops: set[int]) -> tuple[list[i
         beams = [grown for _, _, grown in kept]
         total = torch.tensor([score for score, _, _ in kept], device=device)
         cache.reorder(torch.tensor([row for _, row, _ in kept], device=device))
-        last = torch.tensor([[grown[0][-1]] for grown in beams], device=device)
-        logits = model(input_ids=last, past_key_values=cache).logits[:, -1]
+        if model.needs_refill(cache):
+            cache = cache.fresh()
+            rows = Packed.from_lists([prompt + tokens for tokens, _ in beams], device)
+            logits = model(packed=rows, past_key_values=cache, logits_to_keep=1).logits[:, -1]
+        else:
+            last = torch.tensor([[tokens[-1]] for tokens, _ in beams], device=device)
+            logits = model(input_ids=last, past_key_values=cache).logits[:, -1]
     _, tokens, logprobs = max(finished, key=lambda f: f[0])
     return tokens, logprobs
 
