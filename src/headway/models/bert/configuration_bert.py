@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headway.errors import CheckpointError
 from headway.models.config import Config
+
+# what a config.json may ask for and this encoder does not do; other values would change the numbers unseen
+_ONLY = {"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"}
 
 
 @dataclass(kw_only=True)
@@ -22,3 +26,10 @@ class BertConfig(Config):
     type_vocab_size: int = 2
     layer_norm_eps: float = 1e-12
     pad_token_id: int | None = 0
+
+    def validate(self) -> None:
+        super().validate()
+        for name, only in _ONLY.items():
+            given = self.extra.get(name, only)
+            if given not in (only, None):
+                raise CheckpointError(f"{name} {given!r} is not supported by BERT in Headway; {name} must be {only!r}")
