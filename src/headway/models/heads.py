@@ -199,7 +199,7 @@ class QuestionAnswering(PreTrainedModel):
         output_attentions: bool = False,
         packed: Packed | None = None,
     ) -> SpanOutput:
-        """start_logits and end_logits (B, L), zeros on padding; positions (B,) count columns of the input."""
+        """start_logits and end_logits (B, L), lowest on padding; positions (B,) count columns of the input."""
         entry = self.backbone.enter(input_ids, attention_mask, position_ids, inputs_embeds, packed, None, output_attentions)
         hidden, collected = self.backbone.run(entry, output_hidden_states)
         starts, ends, loss = entry.spans(self.qa_outputs(hidden), start_positions, end_positions)

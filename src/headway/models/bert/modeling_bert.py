@@ -394,7 +394,7 @@ class BertForQuestionAnswering(BertPreTrainedModel):
         output_attentions: bool = False,
         packed: Packed | None = None,
     ) -> SpanOutput:
-        """start_logits and end_logits (B, L), zeros on padding; positions (B,) count columns of the input."""
+        """start_logits and end_logits (B, L), lowest on padding; positions (B,) count columns of the input."""
         entry = self.bert.enter(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, packed, output_attentions
         )
