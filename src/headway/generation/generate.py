@@ -121,8 +121,9 @@ def _decoder(model, compiled: bool):
         return partial(_step, model)
 
     def step(tokens: Tensor, cache) -> Tensor:
-        if isinstance(cache, StaticCache) and cache.lengths is not None:  # the graph cannot look whether there is room
-            cache.reserve(cache.lengths + 1, 1)
+        held: Tensor | None = cache.lengths
+        if isinstance(cache, StaticCache) and held is not None:  # the graph cannot look whether there is room
+            cache.reserve(held + 1, 1)
         return _compiled_step()(model, tokens, cache)
 
     return step
