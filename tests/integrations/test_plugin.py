@@ -105,6 +105,7 @@ def test_one_full_graph_for_all_lengths(build):
     assert count.frame_count == 1
 
 
+@pytest.mark.slow
 def test_compiled_training_step():
     torch._dynamo.reset()
     ids, mask = tiny.batch("right")
