@@ -33,8 +33,8 @@ class Flex(Backend):
             )
         if spec.device == "cpu" and not has_compiler():
             no.append(Reason("compiler", "flex needs a C++ compiler on the CPU", "install one, or set CXX"))
-        if spec.device == "cpu" and spec.compiling and looks_up(spec):
-            text = "flex on the CPU cannot compile masks or biases that are looked up in tables for dynamic lengths"
+        if spec.device == "cpu" and spec.compiling and (spec.mask != "none" or looks_up(spec)):
+            text = "flex on the CPU cannot be part of a compiled graph with a mask or with biases that are looked up"
             no.append(Reason("compiling", text, "call it outside torch.compile, or use 'tiled'"))
         if spec.device == "cuda" and min(spec.head_dim, spec.value_dim) < 16:
             no.append(Reason("head_dim", f"flex needs head_dim >= 16, got {min(spec.head_dim, spec.value_dim)}", "use 'tiled'"))
@@ -53,7 +53,7 @@ class Flex(Backend):
 
         # PyTorch's CPU template compiles look-ups for fixed lengths only: there each new shape compiles anew
         kernel = flex_attention if spec.compiling else compiled(not (spec.device == "cpu" and looks_up(spec)))
-        if spec.device == "cpu":  # refuses inputs that require gradients, even where none are recorded
+        if spec.device == "cpu" and not spec.compiling:  # refuses inputs that require gradients, even where none are recorded
             q, k, v = q.detach(), k.detach(), v.detach()
         more = {"block_mask": state} if state is not None else {}
         want_lse = "lse" in spec.need
@@ -87,7 +87,7 @@ def score_mod(call: Call, device):
 
 def looks_up(spec: AttentionSpec) -> bool:
     """Whether the mask or bias reads tensors (ids, lengths, positions) besides comparing positions."""
-    return spec.mask not in ("none", "causal", "window") or spec.positions or (spec.bias and spec.mask != "none")
+    return spec.mask not in ("none", "causal", "window") or spec.positions or spec.bias
 
 
 @functools.cache
