@@ -7,6 +7,7 @@ from operator import index
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from headway.attention.backends.base import Backend
 from headway.attention.choice import current
@@ -145,6 +146,7 @@ def describe(
             "and D and Hq a multiple of Hkv are accepted"
         )
     dtype, device = q.dtype, q.device
+    on = device.type
     if k.dtype != dtype or v.dtype != dtype or not dtype.is_floating_point:
         raise TypeError(f"q, k and v must share one floating dtype; {dtype}, {k.dtype} and {v.dtype} were given; cast them")
     if k.device != device or v.device != device:
@@ -179,8 +181,8 @@ def describe(
         grad and (q.requires_grad or k.requires_grad or v.requires_grad or (sinks is not None and sinks.requires_grad))
     )
     return AttentionSpec(
-        dtype, device.type, _capability(device) if device.type == "cuda" else None, index(dim), index(v_dim),
-        index(heads // kv_heads), one, square, needs_grad, torch.compiler.is_compiling(), kind, tensor_mask, positions,
+        dtype, on, _capability(device) if on == "cuda" else None, index(dim), index(v_dim),
+        index(heads // kv_heads), one, square, needs_grad, is_compiling(), kind, tensor_mask, positions,
         softcap is not None, bias is not None, bias_grad, sinks is not None, drops, scores, need,
     )  # fmt: skip
 

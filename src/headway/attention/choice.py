@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-import torch
+from torch.compiler import is_compiling
 
 from headway.attention.plan import DEFAULT_POLICY, Policy
 from headway.attention.registry import get_backend
@@ -38,7 +38,7 @@ def attention_backend(name: str = "auto", policy: Policy | None = None) -> Itera
     if name != "auto":
         get_backend(name)
     choice = (name, policy or DEFAULT_POLICY)
-    if torch.compiler.is_compiling():  # a block inside compiled code, which cannot write a ContextVar
+    if is_compiling():  # a block inside compiled code, which cannot write a ContextVar
         before, _traced.choice = _traced.choice, choice
         try:
             yield
@@ -63,4 +63,4 @@ def resolve(layer: str | None) -> str:
 
 def current() -> tuple[str, Policy] | None:
     """What the innermost `attention_backend` block says, if any."""
-    return _traced.choice if torch.compiler.is_compiling() else _context.get()
+    return _traced.choice if is_compiling() else _context.get()

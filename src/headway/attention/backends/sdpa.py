@@ -101,8 +101,9 @@ class Sdpa(Backend):
             k, v, grouped = expand_heads(k, spec.group), expand_heads(v, spec.group), False
         if spec.device == "mps":  # wrong results for strided inputs
             q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-        else:  # the fused kernels read whole heads: without this the dense kernel would run, or none
-            q, k, v = dense_heads(q), dense_heads(k), dense_heads(v)
+        elif q.stride(3) != 1 or k.stride(3) != 1 or v.stride(3) != 1:
+            # the fused kernels read whole heads: without this the dense kernel would run, or none
+            q, k, v = (t if t.stride(3) == 1 else t.contiguous() for t in (q, k, v))
         attn_mask = None if state is None else state.allowed
         if call.bias is not None:
             attn_mask = _joined(call.bias, attn_mask, q.dtype)
@@ -110,11 +111,6 @@ class Sdpa(Backend):
         return scaled_dot_product_attention(
             q, k, v, attn_mask, call.dropout_p, is_causal=causal, scale=call.scale, enable_gqa=grouped
         )
-
-
-def dense_heads(t: Tensor) -> Tensor:
-    """`t` with the numbers of one head side by side; a copy only where they are not."""
-    return t if t.stride(-1) == 1 else t.contiguous()
 
 
 def _joined(bias: Tensor, allowed: Tensor | None, dtype: torch.dtype) -> Tensor:
